@@ -1,0 +1,59 @@
+package guest
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"io"
+	"math/rand/v2"
+	"time"
+)
+
+// StreamArgs describes one TCP connection that the guest opens, as soon as somebody listens, and uses in one direction.
+type StreamArgs struct {
+	Addr    string        `json:"addr"`
+	Receive bool          `json:"receive,omitempty"` // read until the end instead of sending
+	Bytes   int64         `json:"bytes,omitempty"`   // to send
+	Seed    uint64        `json:"seed,omitempty"`    // of the bytes to send
+	Timeout time.Duration `json:"timeout"`           // for the whole
+}
+
+// ServeArgs describes one TCP connection that the guest accepts and reads to the end.
+type ServeArgs struct {
+	Port    int           `json:"port"`
+	Timeout time.Duration `json:"timeout"` // for the whole
+}
+
+// StreamResult is what one end saw of a stream.
+type StreamResult struct {
+	Bytes  int64         `json:"bytes"`
+	SHA256 string        `json:"sha256"`
+	Took   time.Duration `json:"took"`
+}
+
+const streamBlock = 256 << 10
+
+// Pattern is an endless source of pseudo-random bytes.
+func Pattern(seed uint64) io.Reader {
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
+	return rand.NewChaCha8(key)
+}
+
+// SendStream writes n pattern bytes to w and returns their digest.
+func SendStream(w io.Writer, n int64, seed uint64) (StreamResult, error) {
+	return copyStream(w, io.LimitReader(Pattern(seed), n))
+}
+
+// ReceiveStream reads r to its end and returns the digest of what came.
+func ReceiveStream(r io.Reader) (StreamResult, error) {
+	return copyStream(io.Discard, r)
+}
+
+func copyStream(w io.Writer, r io.Reader) (StreamResult, error) {
+	start := time.Now()
+	digest := sha256.New()
+	// The struct hides ReadFrom and WriteTo of the ends: all bytes must pass the digest in blocks of one size.
+	n, err := io.CopyBuffer(struct{ io.Writer }{io.MultiWriter(w, digest)}, struct{ io.Reader }{r}, make([]byte, streamBlock))
+	return StreamResult{Bytes: n, SHA256: hex.EncodeToString(digest.Sum(nil)), Took: time.Since(start)}, err
+}

@@ -1,0 +1,6 @@
+//go:build !race
+
+package nettest
+
+// pace divides the frames of a test.
+const pace = 1

@@ -1,0 +1,6 @@
+//go:build !race
+
+package sandbox
+
+// detectorCalls are none without the race detector.
+var detectorCalls []call

@@ -1,0 +1,12 @@
+package tap
+
+import (
+	"os"
+	"testing"
+
+	"github.com/vhostd/vhostd/internal/testmain"
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(testmain.Run(m, testmain.Files(), testmain.Mappings("vhostd-arena"), testmain.Goroutines()))
+}

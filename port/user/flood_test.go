@@ -1,0 +1,112 @@
+package user
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+
+	"github.com/vhostd/vhostd/port/porttest"
+	"github.com/vhostd/vhostd/virtio"
+)
+
+// segment is a TCP segment without payload from the guest.
+func (g *guest) segment(from uint16, to netip.AddrPort, seq uint32, flags byte) []byte {
+	b := make([]byte, tcpMin)
+	binary.BigEndian.PutUint16(b, from)
+	binary.BigEndian.PutUint16(b[2:], to.Port())
+	binary.BigEndian.PutUint32(b[4:], seq)
+	b[12], b[13], b[14] = tcpMin/4<<4, flags, 0x10
+	src := g.v4
+	if to.Addr().Is6() {
+		src = g.v6
+	}
+	binary.BigEndian.PutUint16(b[16:], ^checksum.Checksum(b, pseudoSum(protoTCP, src, to.Addr(), len(b))))
+	v := newIP(src, to.Addr(), protoTCP, len(b), false)
+	defer v.Release()
+	_, _ = v.Write(b)
+	frame := append(append(append([]byte(nil), g.card.port.mac[:]...), g.card.mac[:]...), 0x08, 0x00)
+	if to.Addr().Is6() {
+		frame[12], frame[13] = 0x86, 0xdd
+	}
+	return append(frame, v.AsSlice()...)
+}
+
+const (
+	flagSYN = 2
+	flagRST = 4
+)
+
+// TestNAT01_GuestGivesUp: connects that the guest resets, or never finishes, leave nothing behind, and others are answered meanwhile.
+func TestNAT01_GuestGivesUp(t *testing.T) {
+	p := newPort(t, Options{})
+	g := newGuest(t, p)
+	at := listenTCP(t, live4+":0", echoTCP)
+	silent := netip.MustParseAddrPort(silent4 + ":80")
+	for i := range uint16(200) {
+		g.card.send(g.segment(20000+i, silent, 1000, flagSYN), virtio.NetHdr{})
+	}
+	if !porttest.Eventually(func() bool { return p.FlowCount() == 200 }) {
+		t.Fatalf("%d flows", p.FlowCount())
+	}
+	g.mustDial(at).Close()
+	for i := range uint16(200) {
+		g.card.send(g.segment(20000+i, silent, 1000, flagSYN), virtio.NetHdr{}) // the same again opens nothing
+		g.card.send(g.segment(20000+i, silent, 1001, flagRST), virtio.NetHdr{})
+	}
+	noFlows(t, p)
+}
+
+// TestNAT02_DeadDestination: a flood of connects to nowhere does not keep others out, and is bounded.
+func TestNAT02_DeadDestination(t *testing.T) {
+	p := newPort(t, Options{MaxFlows: 300})
+	g := newGuest(t, p)
+	at := listenTCP(t, live4+":0", echoTCP)
+	silent := netip.MustParseAddrPort(silent4 + ":80")
+	g.mustDial(at).Close()
+	for i := range uint16(3000) {
+		g.card.send(g.segment(20000+i, silent, 1000, flagSYN), virtio.NetHdr{})
+		if i%500 == 0 {
+			start := time.Now()
+			g.mustDial(at).Close()
+			t.Logf("connected in %v", time.Since(start))
+		}
+	}
+	if n := p.FlowCount(); n > 300 {
+		t.Errorf("%d flows, 300 are allowed", n)
+	}
+	g.mustDial(at).Close()
+}
+
+// TestNAT21_Flood: SYNs and datagrams to a host that answers, without an end of any handshake. Goroutines and memory stay bounded, and
+// afterwards everything is as before.
+func TestNAT21_Flood(t *testing.T) {
+	p := newPort(t, Options{MaxFlows: 500})
+	g := newGuest(t, p)
+	at := netip.MustParseAddrPort(listenTCP(t, live4+":0", echoTCP))
+	udpAt, _ := listenUDP(t, live4+":0")
+	to := netip.MustParseAddrPort(udpAt)
+	before := runtime.NumGoroutine()
+	for i := range uint16(5000) {
+		g.card.send(g.segment(1024+i, at, uint32(i), flagSYN), virtio.NetHdr{})
+		if i%2 == 0 {
+			key := flowKey{protoUDP, netip.AddrPortFrom(g.v4, 30000+i), to}
+			if r := p.datagram(key, []byte("x"), 63); r != accepted && r != flowLimit {
+				t.Fatalf("datagram: %s", reasonNames[r])
+			}
+		}
+		if n := p.FlowCount(); n > 501 {
+			t.Fatalf("%d flows", n)
+		}
+	}
+	if n := runtime.NumGoroutine() - before; n > 2500 {
+		t.Errorf("%d more goroutines", n)
+	}
+	p.flows.ahead.Add(int64((longLife + shortLife) / time.Second))
+	if !porttest.Eventually(func() bool { return len(p.flows.list()) == 0 }) {
+		t.Errorf("%d datagram flows stay", len(p.flows.list()))
+	}
+}

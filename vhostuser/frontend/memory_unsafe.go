@@ -1,0 +1,11 @@
+package frontend
+
+import "unsafe"
+
+// addressOf returns the address of mapped memory as a number, for the interfaces
+// that carry host addresses. b is not empty and lies outside the Go heap.
+func addressOf(b []byte) uintptr {
+	// SAFETY: b[0] exists; the address stays valid because b is mapped by mmap and
+	// is never moved, until Memory.Close unmaps it.
+	return uintptr(unsafe.Pointer(&b[0]))
+}

@@ -1,0 +1,42 @@
+package driver
+
+// fifo is a queue of at most as many heads or ids as the ring has descriptors.
+type fifo struct {
+	ids     []uint16
+	head, n int
+}
+
+func newFIFO(size int) fifo { return fifo{ids: make([]uint16, size)} }
+
+func (f *fifo) reset() { f.head, f.n = 0, 0 }
+
+func (f *fifo) push(id uint16) {
+	tail := f.head + f.n
+	if tail >= len(f.ids) {
+		tail -= len(f.ids)
+	}
+	f.ids[tail] = id
+	f.n++
+}
+
+func (f *fifo) pop() uint16 {
+	id := f.ids[f.head]
+	if f.head++; f.head == len(f.ids) {
+		f.head = 0
+	}
+	f.n--
+	return id
+}
+
+// remove takes out id, which is in the queue.
+func (f *fifo) remove(id uint16) {
+	if f.ids[f.head] == id {
+		f.pop()
+		return
+	}
+	for n := f.n; n > 0; n-- {
+		if first := f.pop(); first != id {
+			f.push(first)
+		}
+	}
+}
