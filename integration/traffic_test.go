@@ -111,7 +111,7 @@ func underTraffic(t *testing.T, ends rig.Ends, f func()) {
 // checkCounters compares the guest's packet counters with the daemon's over some traffic; nothing may be lost between them.
 func checkCounters(t *testing.T, e *env, ends rig.Ends) {
 	t.Helper()
-	before := readBoth(t, e, ends)
+	before := readSettled(t, e, ends)
 	checkDatagrams(t, ends, 100)
 	var now counters
 	for range 20 {
@@ -125,6 +125,23 @@ func checkCounters(t *testing.T, e *env, ends rig.Ends) {
 }
 
 type counters struct{ guestTx, guestRx, daemonTx, daemonRx uint64 }
+
+// readSettled waits until no packet of earlier steps is under way: the two sides are read one after the other, and the
+// driver counts a packet only once it has taken it back.
+func readSettled(t *testing.T, e *env, ends rig.Ends) counters {
+	t.Helper()
+	last := readBoth(t, e, ends)
+	for range 50 {
+		time.Sleep(200 * time.Millisecond)
+		now := readBoth(t, e, ends)
+		if now == last {
+			return now
+		}
+		last = now
+	}
+	t.Fatalf("the counters did not come to rest: %+v", last)
+	return counters{}
+}
 
 func readBoth(t *testing.T, e *env, ends rig.Ends) counters {
 	t.Helper()
