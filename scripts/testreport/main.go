@@ -2,7 +2,8 @@
 // the output of failed and skipped tests, with -v every test as it ends. Its last line counts the tests.
 //
 // It exits with 1 when a test failed, when none ran, or when one was skipped in CI (CI=true or VHOSTD_NO_SKIP=1). A skip whose reason
-// starts with "long:" or "not applicable:" is a choice and never counts as a failure.
+// starts with "long:" or "not applicable:" is a choice and never counts as a failure. With -repeat N, up to two tests that failed are
+// run again N times: where every time passes, the failure is reported as unsteady and does not fail the run.
 package main
 
 import (
@@ -25,12 +26,23 @@ type report struct {
 	verbose, noSkip         bool
 	output                  map[string][]string // of running tests and packages
 	passed, failed, skipped int
+	unsteady                int // failed, and passed when they ran again
 	inPackage               map[string]int
-	bad                     bool
+	failures                []failure
+	badPackages             map[string]bool // that failed; true: by what their tests did alone
+	bad                     bool            // a test was skipped that must not be
+}
+
+// failure is a failed test that is not part of another.
+type failure struct {
+	pkg, test string
+	output    string
+	tests     int // that failed with it, itself included
 }
 
 func main() {
 	verbose := flag.Bool("v", false, "print a line for each test")
+	repeat := flag.Int("repeat", 0, "run up to two failed tests again this often (`N`)")
 	flag.Parse()
 	noSkip := os.Getenv("CI") == "true" || os.Getenv("VHOSTD_NO_SKIP") == "1"
 	r := newReport(os.Stdout, *verbose, noSkip)
@@ -38,13 +50,17 @@ func main() {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
 		os.Exit(1)
 	}
+	if *repeat > 0 {
+		r.repeat(*repeat, goTest)
+	}
 	if !r.finish() {
 		os.Exit(1)
 	}
 }
 
 func newReport(out io.Writer, verbose, noSkip bool) *report {
-	return &report{out: out, verbose: verbose, noSkip: noSkip, output: map[string][]string{}, inPackage: map[string]int{}}
+	return &report{out: out, verbose: verbose, noSkip: noSkip, output: map[string][]string{}, inPackage: map[string]int{},
+		badPackages: map[string]bool{}}
 }
 
 func (r *report) read(in io.Reader) error {
@@ -85,6 +101,7 @@ func (r *report) endTest(e event, key string) {
 	switch {
 	case e.Action == "fail":
 		r.failed++
+		r.note(e, text)
 		fmt.Fprintf(r.out, "FAIL  %s %s (%.1f s)\n%s", short(e.Package), e.Test, e.Elapsed, text)
 	case e.Action == "skip":
 		r.skipped++
@@ -104,7 +121,7 @@ func (r *report) endTest(e event, key string) {
 // endPackage prints a package's own output only if it failed: a panic, a leak or a build error is there.
 func (r *report) endPackage(e event, key string) {
 	if e.Action == "fail" || e.Action == "build-fail" {
-		r.bad = true
+		r.badPackages[e.Package] = r.inPackage[e.Package] > 0 && nothingElse(r.output[key])
 		fmt.Fprintf(r.out, "FAIL  %s (%.1f s)\n", short(e.Package), e.Elapsed)
 		for other, lines := range r.output {
 			if other == key || strings.HasPrefix(other, e.Package+" ") {
@@ -137,7 +154,10 @@ func chosen(text string) bool {
 
 func (r *report) finish() bool {
 	fmt.Fprintf(r.out, "%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
-	return r.failed == 0 && !r.bad && r.passed > 0
+	if r.unsteady > 0 {
+		fmt.Fprintf(r.out, "%d of the tests failed and passed when repeated: search for UNSTEADY above\n", r.unsteady)
+	}
+	return r.failed == 0 && !r.bad && len(r.badPackages) == 0 && r.passed > 0
 }
 
 func short(pkg string) string { return strings.TrimPrefix(pkg, "github.com/vhostd/vhostd/") }

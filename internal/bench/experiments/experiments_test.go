@@ -14,7 +14,7 @@ func TestMain(m *testing.M) {
 }
 
 // small are values with which every comparison takes a moment: of an option, or of one experiment's.
-var small = map[string]string{"n": "2K", "cycles": "4K", "area": "32K,1M", "victim-area": "32K", "victim": "64K", "size": "256,1536", "batch": "1,8,64",
+var small = map[string]string{"n": "2K", "wait": "spin,sleep", "cycles": "4K", "area": "32K,1M", "victim-area": "32K", "victim": "64K", "size": "256,1536", "batch": "1,8,64",
 	"E2 n": "1M", "E2p n": "1M", "rate": "64M", "E1 n": "16", "E1 ring": "split", "E1s n": "256", "E1s ring": "packed", "daemon": "inside"}
 
 // TestAll runs every comparison of every experiment: what it does must be right, what it costs does not matter here.
@@ -37,7 +37,7 @@ func TestAll(t *testing.T) {
 			results := 0
 			err = bench.Run(context.Background(), e, comparisons, bench.Settings{Pairs: 2, CPU: -1}, func(r bench.Result) {
 				results++
-				if r.Pairs != 2 || r.Result < 0 || r.Result == 0 && r.Unit != "faults" || r.Claim == "" || r.Source == "" || (r.Verdict == "") != (r.Target == 0) {
+				if r.Pairs != 2 || r.Result < 0 || r.Result == 0 && r.NameB != "" || r.Claim == "" || r.Source == "" || (r.Verdict == "") != (r.Target == 0) {
 					t.Errorf("%+v", r)
 				}
 			})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/vhostd/vhostd/guestmem"
 	"github.com/vhostd/vhostd/internal/bench"
@@ -36,6 +35,7 @@ func rings() bench.Experiment {
 				Help: "layouts to compare with split (`LIST` of packed, inorder, packed-inorder)"},
 			{Name: "batch", Default: "1,8,32,64", Full: "1,2,4,8,16,32,64", Help: "chains shown together (`LIST`)"},
 			{Name: "threads", Default: "1,2", Help: "driver and device take turns on one thread, or spin on two (`LIST`)"},
+			{Name: "wait", Default: "spin", Full: "spin,sleep", Help: "how two threads wait for each other (`LIST` of spin, sleep)"},
 			{Name: "cycles", Default: "32K", Full: "10000000", Help: "chains of one observation (`N`)"},
 		},
 		Build: func(p bench.Params) (list []bench.Comparison, err error) {
@@ -51,14 +51,18 @@ func rings() bench.Experiment {
 			if err != nil {
 				return nil, err
 			}
+			waits, err := p.List("wait", "spin", "sleep")
+			if err != nil {
+				return nil, err
+			}
 			cycles, err := p.Size("cycles", 15*ringSize, 1<<30)
 			if err != nil {
 				return nil, err
 			}
-			for _, n := range threads {
+			for _, mode := range ringModes(threads, waits) {
 				for _, layout := range layouts {
 					for _, batch := range batches {
-						list = append(list, ringComparison(layout, batch, n, cycles, p.CPU(1)))
+						list = append(list, ringComparison(layout, batch, mode, cycles, p.CPU(1)))
 					}
 				}
 			}
@@ -67,19 +71,43 @@ func rings() bench.Experiment {
 	}
 }
 
-func ringComparison(layout string, batch, threads, cycles, cpu int) bench.Comparison {
+// ringMode is how driver and device take turns.
+type ringMode string
+
+const (
+	oneThread ringMode = "one thread"
+	twoSpin   ringMode = "two threads that spin"
+	twoSleep  ringMode = "two threads that sleep"
+)
+
+func ringModes(threads []int, waits []string) (modes []ringMode) {
+	for _, n := range threads {
+		if n == 1 {
+			modes = append(modes, oneThread)
+			continue
+		}
+		for _, wait := range waits {
+			modes = append(modes, map[string]ringMode{"spin": twoSpin, "sleep": twoSleep}[wait])
+		}
+	}
+	return modes
+}
+
+// ringComparison judges what a descriptor costs; where threads sleep, waking them costs more than any layout saves.
+func ringComparison(layout string, batch int, mode ringMode, cycles, cpu int) bench.Comparison {
 	target := 0.0
 	switch {
+	case mode == twoSleep:
 	case layout == "packed" && batch >= 8:
 		target = 1
 	case layout == "inorder":
 		target = 1.12
 	}
 	return bench.Comparison{
-		Variant: fmt.Sprintf("split against %s, batches of %d, %s", layout, batch, map[int]string{1: "one thread", 2: "two threads"}[threads]),
+		Variant: fmt.Sprintf("split against %s, batches of %d, %s", layout, batch, mode),
 		A:       "split", B: layout, Target: target, Unit: "ns/chain",
 		Open: func(context.Context) (bench.Runner, error) {
-			r := &ringRunner{batch: batch, threads: threads, cycles: cycles / 15, cpu: cpu, rings: map[string]*ringPair{}}
+			r := &ringRunner{batch: batch, mode: mode, cycles: cycles / 15, cpu: cpu, rings: map[string]*ringPair{}}
 			for _, l := range []string{"split", layout} {
 				pair, err := newRingPair(ringLayouts[l])
 				if err != nil {
@@ -196,92 +224,4 @@ func (r *ringPair) reap() (n int, err error) {
 		}
 		n++
 	}
-}
-
-// ringRunner sends cycles of chains round a ring.
-type ringRunner struct {
-	batch, threads, cycles, cpu int
-	rings                       map[string]*ringPair
-}
-
-func (r *ringRunner) Run(ctx context.Context, variant string) (bench.Sample, error) {
-	pair := r.rings[variant]
-	if r.threads == 1 {
-		cost, err := bench.Timed(15, r.cycles, func() error { return r.turns(pair) })
-		return bench.Sample{Cost: cost}, err
-	}
-	var quit atomic.Bool
-	ended := make(chan error, 1)
-	started := make(chan error)
-	go func() {
-		unlock, err := bench.LockThread(r.cpu)
-		started <- err
-		if err != nil {
-			return
-		}
-		defer unlock()
-		for err == nil && !quit.Load() {
-			_, err = pair.serve(ringSize)
-		}
-		ended <- err
-	}()
-	if err := <-started; err != nil {
-		return bench.Sample{}, err
-	}
-	cost, err := bench.Timed(15, r.cycles, func() error { return r.spin(ctx, pair) })
-	quit.Store(true)
-	return bench.Sample{Cost: cost}, errors.Join(err, <-ended)
-}
-
-// turns is driver and device one after the other.
-func (r *ringRunner) turns(pair *ringPair) error {
-	for done := 0; done < r.cycles; {
-		n := min(r.batch, r.cycles-done)
-		added, err := pair.add(n)
-		if err != nil {
-			return err
-		}
-		if served, err := pair.serve(n); served != added || err != nil {
-			return fmt.Errorf("%d chains added, %d served: %w", added, served, err)
-		}
-		reaped, err := pair.reap()
-		if reaped != added || err != nil {
-			return fmt.Errorf("%d chains added, %d came back: %w", added, reaped, err)
-		}
-		done += reaped
-	}
-	return nil
-}
-
-// spin is the driver's side against a device on another thread, with as many batches under way as fit.
-func (r *ringRunner) spin(ctx context.Context, pair *ringPair) error {
-	added, done := 0, 0
-	for idle := 0; done < r.cycles; idle++ {
-		if added < r.cycles {
-			n, err := pair.add(min(r.batch, r.cycles-added))
-			if err != nil {
-				return err
-			}
-			added += n
-		}
-		n, err := pair.reap()
-		if err != nil {
-			return err
-		}
-		if n > 0 {
-			done, idle = done+n, 0
-		}
-		if idle&0xfffff == 0xfffff && ctx.Err() != nil {
-			return ctx.Err()
-		}
-	}
-	return nil
-}
-
-func (r *ringRunner) Close() error {
-	var errs []error
-	for _, pair := range r.rings {
-		errs = append(errs, pair.close())
-	}
-	return errors.Join(errs...)
 }

@@ -37,7 +37,7 @@ func rxDrop() bench.Experiment {
 				list = append(list, bench.Comparison{
 					Variant: fmt.Sprintf("%d bytes, recycle off against on", size), A: "off", B: "on", Target: 1.10, Unit: "ns/frame",
 					Open: func(context.Context) (bench.Runner, error) { return newDropRunner(pool.Config{}, size, n) },
-				})
+				}, profileComparison("off", size, 0), profileComparison("on", size, allocatorShare))
 			}
 			return list, nil
 		},
