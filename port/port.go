@@ -132,11 +132,14 @@ var ErrClosed = errors.New("port is closed")
 type OptionError struct {
 	Kind   string // kind of the port, such as "tap"
 	Option string // name as the command line spells it
-	Value  string // the refused value
+	Value  string // the refused value; empty says that the option is missing
 	Accept string // what is accepted
 }
 
 // Error names the option, the value and what is accepted.
 func (e *OptionError) Error() string {
+	if e.Value == "" {
+		return fmt.Sprintf("network %s: %s is missing (accepted: %s)", e.Kind, e.Option, e.Accept)
+	}
 	return fmt.Sprintf("network %s: %s=%s is not accepted (accepted: %s)", e.Kind, e.Option, e.Value, e.Accept)
 }

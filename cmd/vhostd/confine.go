@@ -39,7 +39,13 @@ func (p *plan) confine(r *running, control *unixsock.Listener) error {
 
 // needs are what guests, and those that the control socket may add, still want of the system. docs/threat-model.md has the table.
 func (p *plan) needs(control *unixsock.Listener) (sandbox.Options, error) {
-	o := sandbox.Options{Postcopy: p.process.Postcopy, Names: control != nil, Taps: control != nil, Internet: control != nil, Resolver: control != nil, Trap: os.Getenv(trapVariable) == "1"}
+	later := control != nil || p.reload != nil // guests of any kind may be added
+	o := sandbox.Options{
+		Postcopy: p.process.Postcopy, Names: later, Taps: later, Internet: later, Resolver: later, Trap: os.Getenv(trapVariable) == "1",
+	}
+	if p.reload != nil {
+		o.Files = append(o.Files, p.reload.file)
+	}
 	dirs := p.process.SocketDirs
 	if control != nil && (p.control == nil || exists(filepath.Dir(control.Path()))) {
 		dirs = append(dirs, filepath.Dir(control.Path()))
@@ -91,7 +97,7 @@ func (p *plan) needs(control *unixsock.Listener) (sandbox.Options, error) {
 	if !reaches {
 		o.Keep = append(o.Keep, unix.CAP_DAC_OVERRIDE)
 	}
-	if owners && control != nil {
+	if owners && later {
 		o.Keep = append(o.Keep, unix.CAP_CHOWN)
 	}
 	return o, nil

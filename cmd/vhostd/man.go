@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"strings"
 
@@ -8,13 +9,19 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// newMan writes the manual pages when a package is built; users do not see it.
+// newMan writes the manual pages, for who builds a package or installs the program by hand.
 func newMan() *cobra.Command {
 	return &cobra.Command{
-		Use:    "man DIR",
-		Short:  "Write the manual pages into a directory",
-		Hidden: true,
-		Args:   cobra.ExactArgs(1),
+		Use:   "man DIR",
+		Short: "Write the manual pages into a directory",
+		Long: `Write the manual pages (section 8) into a directory, which is made if it is not there, such as
+/usr/local/share/man/man8.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("man: give one directory, not %d: vhostd man DIR", len(args))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := os.MkdirAll(args[0], 0o755); err != nil {
 				return failure{err}

@@ -44,6 +44,7 @@ type plan struct {
 	sources map[string]daemon.Source
 	control *unixsock.Listener // inherited, may be nil
 	rings   map[string]*os.File
+	reload  *reloader // nil without a configuration file
 }
 
 func newPlan(process config.Process, guests []config.Guest, sources map[string]daemon.Source) (*plan, error) {
@@ -65,6 +66,7 @@ func newPlan(process config.Process, guests []config.Guest, sources map[string]d
 // running is what the plan has started, in the order of its teardown.
 type running struct {
 	log     *slog.Logger
+	level   slog.LevelVar
 	limit   *ratelog.Handler
 	control *control.Server
 	daemon  *daemon.Daemon
@@ -72,17 +74,19 @@ type running struct {
 	arena   *pagemem.Arena
 	helpers func()     // ends what postcopy has started, may be nil
 	ended   chan error // the session of an inherited connection is over
+	reloads func()     // ends reloading on a signal, may be nil
 }
 
 // run serves until a signal and tears everything down again. Errors are failures.
 func (p *plan) run(out io.Writer) error {
-	stop := stopSignal()
+	stop := stopSignal(p.reload == nil)
 	// Guests shall not lose their network because the reader of the log has gone away.
 	signal.Ignore(unix.SIGPIPE)
 	r := &running{ended: make(chan error, 1)}
 	lines := ratelog.NewWriter(os.Stderr)
 	defer lines.Close(flushWithin)
-	r.log, r.limit = newLogger(p.process, lines)
+	r.level.Set(p.process.LogLevel)
+	r.log, r.limit = newLogger(p.process.LogFormat, &r.level, lines)
 	defer r.limit.Close()
 	err := p.start(r)
 	if err == nil {
@@ -97,10 +101,10 @@ func (p *plan) run(out io.Writer) error {
 	return nil
 }
 
-func newLogger(p config.ProcessSpec, lines *ratelog.Writer) (*slog.Logger, *ratelog.Handler) {
-	options := &slog.HandlerOptions{Level: p.LogLevel}
+func newLogger(format string, level slog.Leveler, lines *ratelog.Writer) (*slog.Logger, *ratelog.Handler) {
+	options := &slog.HandlerOptions{Level: level}
 	var h slog.Handler = slog.NewTextHandler(lines, options)
-	if p.LogFormat == "json" {
+	if format == "json" {
 		h = slog.NewJSONHandler(lines, options)
 	}
 	limit := ratelog.New(h)
@@ -204,8 +208,14 @@ func (p *plan) finish(r *running) (err error) {
 		}
 		return err
 	}
+	var backend control.Backend = r.daemon
+	if p.reload != nil {
+		p.reload.daemon, p.reload.level, p.reload.log = r.daemon, &r.level, r.log
+		backend = reloadable{r.daemon, p.reload}
+		r.reloads = p.reload.onSignal()
+	}
 	if l != nil {
-		r.control = control.Serve(l, r.daemon, currentVersion().Version, r.log)
+		r.control = control.Serve(l, backend, currentVersion().Version, r.log)
 	}
 	return nil
 }
@@ -247,6 +257,9 @@ func (r *running) stop() error {
 	if r.control != nil {
 		errs = append(errs, r.control.Close())
 	}
+	if r.reloads != nil {
+		r.reloads()
+	}
 	if r.daemon != nil {
 		if err := r.daemon.Close(ctx); err != nil {
 			return errors.Join(append(errs, err)...)
@@ -266,12 +279,15 @@ func (r *running) stop() error {
 
 // stopSignal returns a channel that gets the first signal to stop. A later one ends the process at
 // once, because start or stop must hang. Signals that follow the first one closely belong to it:
-// timeout(1) and shells signal the process and its group.
-func stopSignal() <-chan os.Signal {
+// timeout(1) and shells signal the process and its group. hangup says that SIGHUP is a signal to stop.
+func stopSignal(hangup bool) <-chan os.Signal {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
 	// A terminal that closes shall not leave sockets behind; nohup(1) has the signal ignored.
-	if !signal.Ignored(unix.SIGHUP) {
+	switch {
+	case !hangup:
+		signal.Notify(make(chan os.Signal, 1), unix.SIGHUP) // one that comes before the daemon is ready must not end it
+	case !signal.Ignored(unix.SIGHUP):
 		signal.Notify(signals, unix.SIGHUP)
 	}
 	stop := make(chan os.Signal, 1)

@@ -11,8 +11,9 @@ import (
 	"github.com/vhostd/vhostd/internal/config"
 )
 
-const serveHelp = `Serve guests until SIGTERM, SIGINT or SIGHUP; none of them reloads the configuration. Another signal,
-a second or more after the first, ends the process at once.
+const serveHelp = `Serve guests until SIGTERM or SIGINT, without a configuration file also until SIGHUP. Another signal, a second
+or more after the first, ends the process at once. With --config, SIGHUP and vhostd reload have the file read again and what
+is different applied; vhostd reload --help says what a guest that is served follows.
 
 One guest is described by flags, many by a configuration file whose keys are the same
 words. When everything is ready one line is printed: "listening" and the socket paths.
@@ -43,16 +44,21 @@ Networks (default user):
            guest may send from, and nobody else), backlog=512 (frames waiting in a queue),
            ageing=300s, uplink=tap or uplink=user with uplink-KEY=VALUE for its parameters and
            uplink-queues=1; ageing and uplink belong to the switch: one guest says them for all
-User, tap and switch take rate-in=RATE and rate-out=RATE (such as 10Mbit; towards and from the
-guest), and capture=FILE (pcapng) with snaplen=BYTES and rotate=SIZE.
+User, tap, switch and sock take rate-in=RATE and rate-out=RATE (such as 10Mbit; towards and from
+the guest; default none), guard=WHAT (a MAC, an IP address or a prefix, again and again: frames that
+the guest sends under another one are dropped; with addresses it is no router and no DHCP server
+either; default none), and capture=FILE (pcapng; default none) with snaplen=BYTES and rotate=SIZE.
 
 Front-ends: the guest's memory must be shared with this process (QEMU: memory-backend-memfd with
 share=on); kicks without any movement of the rings are warned about once. One front-end at a time
 is served per guest, and always the next one after it.
 
 Control socket (--control): HTTP with GET /v1/status, /v1/stats, /healthz and /metrics
-(Prometheus), POST /v1/guests with the configuration file's keys of one guest as JSON, and DELETE
-/v1/guests/NAME. /healthz fails and names the cause while a worker is dead or a network is down;
+(Prometheus), POST /v1/guests with the configuration file's keys of one guest as JSON, DELETE
+/v1/guests/NAME, PATCH /v1/guests/NAME with tx-alloc and copy, POST /v1/reload. Of user networks,
+which GET /v1/networks lists: GET /v1/guests/NAME/VIEW, or /v1/networks/SWITCH/VIEW for the uplink of a
+switch, with flows (?limit=, sort=, proto=, guest=), leases, dns, policy and publish for VIEW; POST and
+DELETE of publish take {"publish":"…"} as the key of this name. /healthz fails and names the cause while a worker is dead or a network is down;
 with a watchdog of the service manager a dead worker makes it restart the process. A fault inside
 the program ends the process with a status other than 0.
 
@@ -101,6 +107,7 @@ func newServe() *cobra.Command {
 // plan judges the flags, and the configuration file if there is one.
 func (s *serveFlags) plan() (*plan, error) {
 	guests, process := []config.Guest{s.guest}, s.process
+	var reload *reloader
 	if s.file != "" {
 		if name := changed(s.ofGuest); name != "" {
 			return nil, fmt.Errorf("--%s describes one guest and --config names many: write it into %s", name, s.file)
@@ -110,6 +117,9 @@ func (s *serveFlags) plan() (*plan, error) {
 			return nil, err
 		}
 		guests, process = f.Guests, override(f.Process, s.ofProcess)
+		if reload, err = newReloader(s.file, s.ofProcess, process, guests); err != nil {
+			return nil, err
+		}
 	}
 	in, err := takeInherited(guests, s.file != "")
 	if err != nil {
@@ -122,7 +132,7 @@ func (s *serveFlags) plan() (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.control, p.rings = in.control, in.rings
+	p.control, p.rings, p.reload = in.control, in.rings, reload
 	if len(p.guests) == 0 && p.process.Control == "" && p.control == nil {
 		return nil, fmt.Errorf("%s: no guests, and no control socket to add any: describe guests, or give --control", s.file)
 	}

@@ -17,16 +17,35 @@ import (
 	"github.com/vhostd/vhostd/internal/daemon"
 )
 
+const statsHelp = `Print the counters of a running daemon: rings, allocators, sandbox. With the name of a view, print that of the user
+networks, of all or of the guest or switch NAME:
+
+  flows    counters of each protocol, and flows: both ends, state, age, time without payload, traffic
+  leases   what DHCP has given out
+  dns      questions by where the answer came from, resolvers, static names
+  policy   rules with how many flows and look-ups each decided, refusals by reason, flows that were ended
+  publish  ports of the host that lead to guests`
+
+var errControlMissing = errors.New("--control is missing: give the path that vhostd serve --control was given")
+
 func newStats() *cobra.Command {
 	var path string
 	var asJSON bool
+	var flows flowFlags
 	cmd := &cobra.Command{
-		Use:   "stats --control PATH",
+		Use:   "stats --control PATH [" + strings.Join(control.Views(), "|") + " [NAME]]",
 		Short: "Print the counters of a running daemon",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Long:  statsHelp,
+		Example: `  vhostd stats --control /run/vhostd/control.sock
+  vhostd stats --control /run/vhostd/control.sock flows vm1 --sort bytes --limit 10`,
+		Args:      func(_ *cobra.Command, args []string) error { return viewArgs(args) },
+		ValidArgs: control.Views(),
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if path == "" {
-				return errors.New("--control is missing: give the path that vhostd serve --control was given")
+				return errControlMissing
+			}
+			if len(args) > 0 {
+				return showView(cmd, path, args, &flows, asJSON)
 			}
 			body, err := control.Get(cmd.Context(), path, "/v1/stats")
 			if err != nil {
@@ -45,7 +64,32 @@ func newStats() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&path, "control", "", "`PATH` of the daemon's control socket")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	flows.add(cmd.Flags())
 	return cmd
+}
+
+// showView prints the view that is named first, of the network that may be named second.
+func showView(cmd *cobra.Command, path string, args []string, flows *flowFlags, asJSON bool) error {
+	query, err := flows.query()
+	if err != nil {
+		return err
+	}
+	if args[0] != control.ViewFlows {
+		query = ""
+	}
+	list, err := views(cmd.Context(), path, args[0], query, append(args, "")[1])
+	if err != nil {
+		return failure{err}
+	}
+	if asJSON {
+		return json.NewEncoder(cmd.OutOrStdout()).Encode(struct {
+			Networks []networkView `json:"networks"`
+		}{list})
+	}
+	if err := printViews(cmd.OutOrStdout(), args[0], list); err != nil {
+		return failure{err}
+	}
+	return nil
 }
 
 // printStats prints one line for each ring that has been used, one for the allocators of each guest, and what holds the process.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vhostd/vhostd/internal/config"
 	"github.com/vhostd/vhostd/internal/testmain"
 )
 
@@ -69,6 +70,13 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"config", "check"}, "give one file, not 0"},
 		{[]string{"config", "check", file}, file + ":2:5: "},
 		{[]string{"stats"}, "--control is missing"},
+		{[]string{"reload"}, "--control is missing"},
+		{[]string{"man"}, "man: give one directory, not 0: vhostd man DIR"},
+		{[]string{"man", "a", "b"}, "man: give one directory, not 2: vhostd man DIR"},
+		{[]string{"serve", "--socket", socket, "--network", "sock"}, "network sock: path is missing (accepted: a path in the file system"},
+		{[]string{"serve", "--socket", socket, "--network", "switch"}, "network switch: name is missing (accepted: "},
+		{[]string{"serve", "--socket", socket, "--network", "tap,name=t0,guard=52:54:00:00:00:01:02:03"}, "guard=52:54:00:00:00:01:02:03: is no Ethernet address"},
+		{[]string{"serve", "--socket", socket, "--network", "user,guard=x"}, "network user: guard=x: is neither a MAC nor an address"},
 	} {
 		code, stdout, stderr := run(t, tc.args...)
 		t.Run(strings.Join(tc.args, " "), func(t *testing.T) { wantError(t, exitUsage, tc.want, code, stdout, stderr) })
@@ -96,6 +104,24 @@ func TestSampleDefaults(t *testing.T) {
 			t.Errorf("no flag --%s", m[1])
 		} else if !strings.Contains(m[3], "no default") && f.DefValue != m[2] {
 			t.Errorf("%s: the sample shows %s, the default is %s", m[1], m[2], f.DefValue)
+		}
+	}
+}
+
+// TestSampleGuests: the guests that the sample shows in comments are accepted.
+func TestSampleGuests(t *testing.T) {
+	text, err := os.ReadFile("../../dist/vhostd.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = regexp.MustCompile(`(?m)^  #(-|  )`).ReplaceAll(text, []byte("  $1"))
+	f, err := config.ParseFile("sample", text)
+	if err != nil || len(f.Guests) != 4 {
+		t.Fatalf("%v: %v\n%s", f, err, text)
+	}
+	for i, kind := range []string{"tap,", "user,", "switch,", "switch,"} {
+		if !strings.HasPrefix(f.Guests[i].Network, kind) {
+			t.Errorf("guest %d has network %s", i, f.Guests[i].Network)
 		}
 	}
 }
@@ -137,6 +163,9 @@ func TestHelpShowsDefaults(t *testing.T) {
 }
 
 func TestManAndCompletion(t *testing.T) {
+	if _, stdout, _ := run(t, "--help"); !strings.Contains(stdout, "\n  man ") || !strings.Contains(stdout, "\n  reload ") {
+		t.Errorf("the list of commands is not complete:\n%s", stdout)
+	}
 	dir := filepath.Join(t.TempDir(), "man")
 	if code, _, stderr := run(t, "man", dir); code != 0 {
 		t.Fatalf("%d %s", code, stderr)

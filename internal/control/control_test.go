@@ -92,6 +92,12 @@ func (f *fake) Change(name string, spec config.ChangeSpec) (daemon.GuestStats, e
 	return daemon.GuestStats{Name: name, TxAlloc: g.TxAlloc.String(), Copy: daemon.CopyStats{Policy: g.Copy.String()}}, nil
 }
 
+func (f *fake) UserNetworks() []*daemon.UserNetwork { return nil }
+
+func (f *fake) UserNetwork(_, name string) (*daemon.UserNetwork, error) {
+	return nil, fmt.Errorf("guest %s: %w", name, daemon.ErrNotFound)
+}
+
 func newFake() *fake { return &fake{guests: map[string]config.GuestSpec{}} }
 
 func request(t *testing.T, f *fake, method, url, body string) (int, string) {

@@ -66,6 +66,9 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 	} {
 		ch <- d
 	}
+	for _, d := range userDescs {
+		ch <- d
+	}
 }
 
 // Collect implements prometheus.Collector.
@@ -106,6 +109,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	c.counters(ch)
+	c.userNetworks(ch)
 }
 
 func (c collector) counters(ch chan<- prometheus.Metric) {

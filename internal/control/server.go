@@ -38,6 +38,14 @@ type Backend interface {
 	Add(spec config.GuestSpec, from daemon.Source) error
 	Remove(name string) error
 	Change(name string, spec config.ChangeSpec) (daemon.GuestStats, error)
+	UserNetworks() []*daemon.UserNetwork
+	UserNetwork(owner, name string) (*daemon.UserNetwork, error)
+}
+
+// Reloader is a Backend with a configuration file.
+type Reloader interface {
+	// ReloadConfiguration reads it again. An error says that nothing is changed.
+	ReloadConfiguration() (daemon.Reload, error)
 }
 
 // Server serves the API on one listener.
@@ -91,11 +99,18 @@ func Handler(b Backend, version string, log *slog.Logger) http.Handler {
 	mux.HandleFunc("POST /v1/guests/{name}", a.add)
 	mux.HandleFunc("PATCH /v1/guests/{name}", a.change)
 	mux.HandleFunc("DELETE /v1/guests/{name}", a.remove)
+	mux.HandleFunc("POST /v1/reload", a.reload)
+	a.userNetworks(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		fail(w, http.StatusNotFound, fmt.Errorf("no %s %s here: there are GET /v1/status, /v1/stats, /healthz, /metrics, POST /v1/guests, PATCH and DELETE /v1/guests/NAME", r.Method, r.URL.Path))
+		fail(w, http.StatusNotFound, fmt.Errorf("no %s %s here: there are %s", r.Method, r.URL.Path, paths))
 	})
 	return mux
 }
+
+// paths is what there is, for who asked for something else.
+const paths = "GET /v1/status, /v1/stats, /v1/networks, /healthz, /metrics, POST /v1/reload, /v1/guests, PATCH and DELETE /v1/guests/NAME, " +
+	"and of user networks GET /v1/guests/NAME/VIEW and /v1/networks/SWITCH/VIEW for flows, leases, dns, policy and publish, " +
+	"POST and DELETE for publish"
 
 type api struct {
 	backend Backend
@@ -156,6 +171,20 @@ func (a *api) remove(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
+func (a *api) reload(w http.ResponseWriter, _ *http.Request) {
+	r, ok := a.backend.(Reloader)
+	if !ok {
+		fail(w, http.StatusConflict, errors.New("the daemon has no configuration file: it was started without --config"))
+		return
+	}
+	report, err := r.ReloadConfiguration()
+	if err != nil {
+		fail(w, http.StatusBadRequest, err)
+		return
+	}
+	reply(w, http.StatusOK, report)
+}
+
 func (a *api) change(w http.ResponseWriter, r *http.Request) {
 	var change config.Change
 	if !decode(w, r, "a change", &change) {
@@ -211,7 +240,7 @@ func decodeObject(body io.Reader, what string, v any) error {
 
 func statusOf(err error) int {
 	switch {
-	case errors.Is(err, daemon.ErrNotFound):
+	case errors.Is(err, daemon.ErrNotFound), errors.Is(err, daemon.ErrNoUserNetwork):
 		return http.StatusNotFound
 	case errors.Is(err, daemon.ErrExists):
 		return http.StatusConflict

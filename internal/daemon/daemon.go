@@ -104,6 +104,7 @@ func (d *Daemon) allows(spec config.GuestSpec, from Source) error {
 	if path, dials := spec.Network.Socket(); path != "" && !dials {
 		paths = append(paths, path)
 	}
+	paths = append(paths, spec.Network.PublishPaths()...)
 	for _, path := range paths {
 		if err := s.AllowsSocket(path); err != nil {
 			return fmt.Errorf("%w: %w", ErrSandbox, err)
@@ -258,7 +259,7 @@ func (d *Daemon) Problems() []string {
 	}
 	for _, g := range d.list() {
 		if s, ok := g.portStatus(); ok && !s.Up {
-			problems = append(problems, fmt.Sprintf("guest %s: network %s is down: %s", g.spec.Name, g.spec.Network, s.Detail))
+			problems = append(problems, fmt.Sprintf("guest %s: network %s is down: %s", g.spec.Name, g.net(), s.Detail))
 		}
 	}
 	return problems

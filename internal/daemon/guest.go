@@ -30,7 +30,7 @@ var errStopped = errors.New("the guest is being removed")
 // guest is one guest's life: start once, stop once, in between sessions one after the other.
 type guest struct {
 	daemon *Daemon
-	spec   config.GuestSpec
+	spec   config.GuestSpec // as it was added; what changes since is below
 	from   Source
 	log    *slog.Logger
 
@@ -43,7 +43,12 @@ type guest struct {
 	rings   *ringstate.Store // nil if there is none
 	removed atomic.Bool      // the guest, not the daemon, is what ends
 
+	changing sync.Mutex // held while the guest follows another description
+
 	mu       sync.Mutex // guards what follows
+	network  network.Network
+	copy     virtionet.CopyPolicy // that the description asks for; the device's may have been changed since
+	txAlloc  virtionet.TxAlloc
 	port     port.Port
 	device   *virtionet.Device
 	listener *unixsock.Listener
@@ -59,7 +64,10 @@ type connection struct {
 }
 
 func newGuest(d *Daemon, spec config.GuestSpec, from Source) *guest {
-	g := &guest{daemon: d, spec: spec, from: from, log: d.log.With("guest", spec.Name), ready: make(chan struct{})}
+	g := &guest{
+		daemon: d, spec: spec, from: from, log: d.log.With("guest", spec.Name), ready: make(chan struct{}), network: spec.Network,
+		copy: spec.Copy, txAlloc: spec.TxAlloc,
+	}
 	g.ctx, g.end = context.WithCancelCause(context.Background())
 	g.halt = sync.OnceValue(g.teardown)
 	return g

@@ -206,7 +206,7 @@ func (g *guest) view() (session *vhostuser.State, snapshot virtionet.DeviceStats
 func (g *guest) status() GuestStatus {
 	s := GuestStatus{
 		Name: g.spec.Name, Socket: g.spec.Socket, Client: g.spec.Client, QueuePairs: g.spec.QueuePairs,
-		Network: g.spec.Network.String(),
+		Network: g.net().String(),
 	}
 	if p, ok := g.portStatus(); ok {
 		s.NetworkUp, s.NetworkDetail = p.Up, p.Detail

@@ -51,9 +51,9 @@ func (w *watcher) look(g *guest, now time.Time) {
 	if s, ok := g.portStatus(); ok && s.Up != w.up {
 		w.up = s.Up
 		if s.Up {
-			g.log.Info("network is up", "network", g.spec.Network.String())
+			g.log.Info("network is up", "network", g.net().String())
 		} else {
-			g.log.Warn("network is down", "network", g.spec.Network.String(), "detail", s.Detail)
+			g.log.Warn("network is down", "network", g.net().String(), "detail", s.Detail)
 		}
 	}
 	g.mu.Lock()

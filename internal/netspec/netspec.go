@@ -170,15 +170,27 @@ func (s *Spec) Text() string {
 	slices.SortStableFunc(params, func(a, b Param) int {
 		return strings.Compare(cmp.Or(s.group[a.Key], a.Key), cmp.Or(s.group[b.Key], b.Key))
 	})
-	text := s.Kind
+	return Format(s.Kind, params)
+}
+
+// Params returns the parameters that are not part of a [Spec.Sub], in the order in which they were written.
+func (s *Spec) Params() []Param { return slices.Clone(s.params) }
+
+// Format writes a description that [Parse] reads.
+func Format(kind string, params []Param) string {
+	text := kind
 	for _, p := range params {
-		if strings.Contains(p.Value, ",") {
+		if strings.ContainsAny(p.Value, ",") {
 			p.Value = `"` + p.Value + `"`
 		}
 		text += "," + p.Key + "=" + p.Value
 	}
 	return text
 }
+
+// Err returns the first bad value that a getter has met, or nil. A reader that gives up early asks it, because Done takes the parameters
+// that were not read yet for unknown.
+func (s *Spec) Err() error { return s.err }
 
 // Done returns the first bad value, or an error that names a parameter which no getter asked
 // for together with the ones that exist, or nil.

@@ -21,7 +21,7 @@ const tapKind = "tap"
 var kinds = []kind{
 	{"echo", parseEcho, false},
 	{"null", parseNull, false},
-	{"sock", parseSock, false},
+	{"sock", parseSock, true},
 	{"source", parseSource, false},
 	{"switch", parseSwitch, true},
 	{tapKind, parseTap, true},

@@ -68,8 +68,9 @@ func Parse(text string) (Network, error) {
 			n := Network{text: text, opener: open}
 			if k.edge && err == nil {
 				n.edge, err = parseEdge(spec)
+				n.edge.changes = k.name == userKind
 			}
-			if err := cmp.Or(spec.Done(), err); err != nil {
+			if err := cmp.Or(spec.Err(), err, spec.Done()); err != nil {
 				return Network{}, err
 			}
 			return n, nil

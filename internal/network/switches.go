@@ -181,7 +181,7 @@ func (s *Switches) attach(g *segment, spec *switchSpec) error {
 		return errors.Join(err, inside.Close(), outside.Close())
 	}
 	s.uplinks++
-	g.said.uplink, g.outside, g.inside, g.cable = spec.uplink, outside, inside, cable
+	g.said.uplink, g.said.openUplink, g.outside, g.inside, g.cable = spec.uplink, spec.openUplink, outside, inside, cable
 	return nil
 }
 
@@ -212,6 +212,9 @@ func parseSwitch(s *netspec.Spec) (opener, error) {
 		port:   vswitch.PortOptions{Backlog: s.Int("backlog", vswitch.DefaultBacklog, vswitch.MinBacklog, vswitch.MaxBacklog)},
 	}
 	mac, sub := s.String("mac", ""), s.Sub("uplink")
+	if spec.name == "" {
+		return nil, &port.OptionError{Kind: "switch", Option: "name", Accept: "the name of a switch, which its guests have in common, such as name=lan"}
+	}
 	if !validSwitchName(spec.name) {
 		return nil, fmt.Errorf("network switch: name=%s: accepted are 1 to %d letters, digits, '.', '_' and '-'", spec.name, maxSwitchName)
 	}
@@ -237,7 +240,7 @@ func (spec *switchSpec) parseUplink(sub *netspec.Spec) error {
 	}
 	spec.pairs = sub.Int("queues", 1, 1, port.MaxQueues)
 	open, err := uplinkKinds[i].parse(sub)
-	if err := cmp.Or(sub.Done(), err); err != nil {
+	if err := cmp.Or(sub.Err(), err, sub.Done()); err != nil {
 		return fmt.Errorf("network switch: uplink: %w", err)
 	}
 	spec.uplink, spec.openUplink = sub.Text(), open

@@ -61,7 +61,10 @@ func rules(o Options, notify string) []landlock.Rule {
 		list = append(list, landlock.PathAccess(access.AccessFSReadFile, "/etc/passwd", "/etc/group", "/etc/nsswitch.conf").IgnoreIfMissing())
 	}
 	if o.Resolver {
-		list = append(list, landlock.PathAccess(access.AccessFSReadFile|access.AccessFSReadDir, resolverDirs(resolvConf)...).IgnoreIfMissing())
+		list = append(list, landlock.PathAccess(access.AccessFSReadFile|access.AccessFSReadDir, append(linkDirs(resolvConf), managers...)...).IgnoreIfMissing())
+	}
+	for _, path := range o.Files {
+		list = append(list, landlock.PathAccess(access.AccessFSReadFile|access.AccessFSReadDir, linkDirs(path)...).IgnoreIfMissing())
 	}
 	return list
 }

@@ -15,10 +15,9 @@ var managers = []string{"/run/systemd/resolve", "/run/NetworkManager", "/run/res
 // maxLinks is how many symbolic links the kernel follows in one path (path_resolution(7)).
 const maxLinks = 40
 
-// resolverDirs are the directories from which a file is read that is a symbolic link or is replaced by renaming: those of every link
+// linkDirs are the directories from which a file is read that is a symbolic link or is replaced by renaming: those of every link
 // on the way and of the file itself. Landlock allows files by inode, so that the file alone would be lost with the next update.
-func resolverDirs(file string) []string {
-	dirs := append([]string{}, managers...)
+func linkDirs(file string) (dirs []string) {
 	for range maxLinks {
 		dirs = append(dirs, filepath.Dir(file))
 		target, err := os.Readlink(file)

@@ -25,6 +25,9 @@ type Options struct {
 	Dial []string
 	// StateDir is a directory in which files are read, made, written and removed; "" for none.
 	StateDir string
+	// Files are absolute paths of files that are read again, also after they were replaced; everything else in their directories can be
+	// read then, too.
+	Files []string
 	// Taps allows to make and to configure network interfaces: /dev/net/tun, its ioctls, and netlink.
 	Taps bool
 	// Names allows to look up users and groups in the files that are there now.

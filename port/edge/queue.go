@@ -54,6 +54,9 @@ func (q *queue) judge(pkts []packet.Packet) (run int, why refusal) {
 		return len(pkts), fine
 	}
 	rules := q.opts.Guard.rules.Load()
+	if rules.open() {
+		return len(pkts), fine
+	}
 	for run < len(pkts) {
 		p := &pkts[run]
 		if why = rules.judge(q.head[:p.PeekHeader(q.head[:])], int(p.Len)); why != fine {

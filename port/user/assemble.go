@@ -1,12 +1,11 @@
 package user
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"github.com/vhostd/vhostd/port/user/dhcp"
 	"github.com/vhostd/vhostd/port/user/dns"
@@ -33,10 +32,14 @@ type services struct {
 	port    *Port
 	policy  *policy.Policy
 	dhcp4   *dhcp.Server
-	config4 dhcp.Config
+	config4 dhcp.Config // guarded by mu once the port is there, as config6
 	dhcp6   *dhcp.Server6
+	config6 dhcp.Config6
 	names   *dns.Forwarder
+	// configNames is what the forwarder was made with.
+	configNames dns.Config
 
+	rules  atomic.Uint64 // times that the policy's rules were replaced
 	ending sync.Once
 	mu     sync.Mutex
 	guests map[[6]byte]*policy.Guest
@@ -80,8 +83,8 @@ func (s *services) make(o *Options, with Services) (err error) {
 		o.DHCP = s
 	}
 	if o.DNS == nil && !with.NoDNS {
-		config := dns.Config{Upstreams: with.Upstreams, ResolvConf: with.ResolvConf, Hosts: with.Hosts, Gateways: o.gateways()}
-		if s.names, err = dns.New(config, dns.Options{Filter: s.filter, Logger: o.Logger}); err != nil {
+		s.configNames = dns.Config{Upstreams: with.Upstreams, ResolvConf: with.ResolvConf, Hosts: with.Hosts, Gateways: o.gateways()}
+		if s.names, err = dns.New(s.configNames, dns.Options{Filter: s.filter, Logger: o.Logger}); err != nil {
 			return err
 		}
 		o.DNS = s
@@ -94,14 +97,7 @@ func (s *services) makeDHCP(o Options, with Services) (err error) {
 	if !with.NoDNS {
 		servers4, servers6 = []netip.Addr{o.Gateway}, []netip.Addr{o.Gateway6}
 	}
-	var pins4, pins6 []dhcp.Pin
-	for _, pin := range with.Pins {
-		if pin.Addr.Is4() {
-			pins4 = append(pins4, pin)
-		} else {
-			pins6 = append(pins6, pin)
-		}
-	}
+	pins4, pins6 := byFamily(with.Pins)
 	if !o.NoIPv4 {
 		s.config4 = dhcp.Config{
 			Subnet: o.Subnet, Gateway: o.Gateway, First: o.Guest, Pins: pins4, DNS: servers4, Search: o.Search, MTU: o.MTU,
@@ -114,11 +110,11 @@ func (s *services) makeDHCP(o Options, with Services) (err error) {
 		return nil
 	}
 	first := nth(o.Subnet6, 0x1000)
-	config6 := dhcp.Config6{
+	s.config6 = dhcp.Config6{
 		Prefix: o.Subnet6, Gateway: o.Gateway6, MAC: o.mac(), First: first, Last: nth(netip.PrefixFrom(first, 64), 0xfff), Pins: pins6,
 		DNS: servers6, Search: o.Search,
 	}
-	s.dhcp6, err = dhcp.New6(config6, nil, nil)
+	s.dhcp6, err = dhcp.New6(s.config6, nil, nil)
 	return err
 }
 
@@ -209,50 +205,4 @@ func (s *services) ServeDNS(conn net.PacketConn, l net.Listener) {
 	if err != nil && !s.port.closing.Load() {
 		s.port.log.Error("user network: DNS has stopped", "error", err)
 	}
-}
-
-// Report is what the services know, for people and the control API. Parts that the network does not have are empty.
-type Report struct {
-	Flows     int                 `json:"flows"`
-	Published []string            `json:"published,omitempty"`
-	Leases    []dhcp.Lease        `json:"leases,omitempty"`
-	Resolvers []netip.AddrPort    `json:"resolvers,omitempty"`
-	DNS       *dns.Stats          `json:"dns,omitempty"`
-	Rules     []policy.RuleStatus `json:"rules,omitempty"`
-	Refusals  map[string]uint64   `json:"refusals,omitempty"`
-	Neighbors int                 `json:"neighbors"`
-	Age       time.Duration       `json:"age"`
-}
-
-// Report tells the network's condition.
-func (p *Port) Report() Report {
-	r := Report{Flows: p.FlowCount(), Neighbors: p.neighbors.count(), Age: time.Since(p.flows.start)}
-	for _, what := range p.Published() {
-		r.Published = append(r.Published, what.String())
-	}
-	s := p.opts.services
-	if s == nil {
-		return r
-	}
-	if s.dhcp4 != nil {
-		r.Leases = s.dhcp4.Leases()
-	}
-	if s.dhcp6 != nil {
-		r.Leases = append(r.Leases, s.dhcp6.Leases()...)
-	}
-	if s.names != nil {
-		stats := s.names.Stats()
-		r.DNS, r.Resolvers = &stats, s.names.Resolvers()
-	}
-	r.Rules, r.Refusals = s.policy.Rules(), map[string]uint64{}
-	s.policy.Refusals(func(reason string, n uint64) { r.Refusals[reason] = n })
-	return r
-}
-
-// SetRules puts other rules in place of the egress policy's, for flows that begin from now on.
-func (p *Port) SetRules(rules []policy.Rule) error {
-	if p.opts.services == nil {
-		return errors.New("network user: it was made without a policy of its own")
-	}
-	return p.opts.services.policy.Replace(rules)
 }

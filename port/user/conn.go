@@ -26,9 +26,11 @@ type conn struct {
 	inbound      bool // the host side has asked for it
 	started      time.Time
 	buffer       int // granted, each way
+	license      license
 
 	up, down           pump         // guest to host, host to guest
 	upBytes, downBytes atomic.Int64 // copied
+	last               atomic.Int64 // when bytes were copied, in nanoseconds after started
 
 	mu       sync.Mutex
 	users    int  // goroutines that use ep and fd
@@ -156,7 +158,9 @@ func (c *conn) copyUp() bool {
 	}
 	w := hostWriter{fd: c.fd}
 	result, err := c.ep.Read(&w, tcpip.ReadOptions{})
-	c.upBytes.Add(int64(result.Count))
+	if result.Count > 0 {
+		c.moved(&c.upBytes, &c.side.port.traffic[kindTCP].up, int64(result.Count))
+	}
 	switch {
 	case w.err != nil && !errors.Is(w.err, unix.EAGAIN):
 		c.abort(true, false) // the host's side is gone
@@ -175,6 +179,13 @@ func (c *conn) copyUp() bool {
 		c.abort(false, true) // the guest's side is gone
 	}
 	return false
+}
+
+// moved counts bytes that were copied in one direction.
+func (c *conn) moved(mine *atomic.Int64, all *way, n int64) {
+	mine.Add(n)
+	all.bytes.Add(uint64(n))
+	c.last.Store(int64(time.Since(c.started)))
 }
 
 // hostWriter writes to a socket as much as it takes, without waiting: the stack calls it under the endpoint's lock.
@@ -216,7 +227,9 @@ func (c *conn) copyDown() bool {
 	}
 	r := hostReader{fd: c.fd, left: min(n, chunk)}
 	k, failure := c.ep.Write(&r, tcpip.WriteOptions{})
-	c.downBytes.Add(k)
+	if k > 0 {
+		c.moved(&c.downBytes, &c.side.port.traffic[kindTCP].down, k)
+	}
 	if failure == nil {
 		return true
 	}
@@ -303,11 +316,12 @@ func (c *conn) finished(up bool) {
 }
 
 // abort ends the connection: the sides that resetGuest and resetHost name are told by a reset, the others by nothing more.
-func (c *conn) abort(resetGuest, resetHost bool) {
+// It says whether it was not ended before.
+func (c *conn) abort(resetGuest, resetHost bool) bool {
 	c.mu.Lock()
 	if c.over {
 		c.mu.Unlock()
-		return
+		return false
 	}
 	c.over, c.linger = true, resetHost
 	last := c.users == 0
@@ -322,6 +336,7 @@ func (c *conn) abort(resetGuest, resetHost bool) {
 	if last {
 		c.release()
 	}
+	return true
 }
 
 // release closes both sides when nobody uses them any more.

@@ -118,6 +118,12 @@ func (s *tcpSide) connected(c *pending, err error) {
 		return
 	}
 	var none fdError
+	counts := &s.port.traffic[kindTCP]
+	if errors.As(err, &none) {
+		counts.limited.Add(1)
+	} else {
+		counts.failure.Add(1)
+	}
 	kind, tell := errorFor(err)
 	switch {
 	case errors.As(err, &none):
@@ -167,5 +173,6 @@ func (s *tcpSide) shake(c *pending) {
 	c.request.Complete(false)
 	s.start(&conn{
 		side: s, ep: ep, waits: waits, fd: fd, guest: c.key.guest, other: c.key.other, started: c.began, buffer: c.buffer,
+		license: c.license,
 	})
 }

@@ -27,9 +27,10 @@ type dgram struct {
 	via     *udpListener   // of an inbound flow
 	client  netip.AddrPort // of an inbound flow, as the host sees it
 	peer    unix.Sockaddr  // the same
+	license license        // of an outbound flow
 
 	last       atomic.Int64 // traffic, by flows.now
-	sent, rcvd atomic.Uint32
+	sent, rcvd atomic.Uint64
 	up, down   atomic.Uint64 // bytes
 
 	// Of flows.mu.
@@ -63,8 +64,11 @@ func (p *Port) datagram(key flowKey, payload []byte, ttl uint8) reason {
 
 // openDatagram makes an outbound flow.
 func (p *Port) openDatagram(key flowKey) (*dgram, reason) {
+	counts := &p.traffic[key.kind()]
+	allowed := p.license(key.guest.Addr(), key.dst)
 	if p.opts.Policy != nil {
 		if ok, _ := p.opts.Policy.Check(key.guest.Addr(), key.dst); !ok {
+			counts.refused.Add(1)
 			p.explain(errorAdmin, key.guest.Addr(), key.start(0, 0))
 			return nil, policyRefused
 		}
@@ -75,17 +79,19 @@ func (p *Port) openDatagram(key flowKey) (*dgram, reason) {
 		return nil, badDestination
 	}
 	if !p.flows.admit() {
+		counts.limited.Add(1)
 		return nil, flowLimit
 	}
-	d, err := p.connectDatagram(key, to)
+	d, err := p.connectDatagram(key, to, allowed)
 	var none fdError
 	if errors.As(err, &none) && p.flows.evict() {
-		d, err = p.connectDatagram(key, to)
+		d, err = p.connectDatagram(key, to, allowed)
 	}
 	if err != nil {
 		p.flows.count.Add(-1)
 		switch kind, tell := errorFor(err); {
 		case errors.As(err, &none):
+			counts.limited.Add(1)
 			p.log.Warn("user network: no descriptors for more flows", "error", err)
 			return nil, flowLimit
 		case key.isEcho() && p.pings.forbidden(p, err):
@@ -93,13 +99,17 @@ func (p *Port) openDatagram(key flowKey) (*dgram, reason) {
 		case tell:
 			p.explain(kind, key.guest.Addr(), key.start(0, 0))
 		}
+		counts.failure.Add(1)
 		return nil, sendFailed
+	}
+	if d.review() {
+		return nil, policyRefused
 	}
 	return d, accepted
 }
 
 // connectDatagram makes the flow's socket and makes the flow known.
-func (p *Port) connectDatagram(key flowKey, to netip.AddrPort) (*dgram, error) {
+func (p *Port) connectDatagram(key flowKey, to netip.AddrPort, allowed license) (*dgram, error) {
 	proto := 0
 	if key.isEcho() {
 		proto = int(key.proto)
@@ -108,7 +118,7 @@ func (p *Port) connectDatagram(key flowKey, to netip.AddrPort) (*dgram, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &dgram{port: p, key: key, fd: fd, started: time.Now()}
+	d := &dgram{port: p, key: key, fd: fd, started: time.Now(), license: allowed}
 	if to.Addr().Is4() {
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1) // without it there are fewer errors to tell
 	} else {
@@ -143,6 +153,7 @@ func (d *dgram) send(payload []byte, ttl uint8) reason {
 	d.last.Store(d.port.flows.now.Load())
 	d.sent.Add(1)
 	d.up.Add(uint64(len(payload)))
+	d.port.traffic[d.key.kind()].up.add(len(payload))
 	if d.via != nil {
 		return d.via.reply(payload, d.peer)
 	}
@@ -197,6 +208,7 @@ func (d *dgram) ready(events uint32) {
 		d.last.Store(d.port.flows.now.Load())
 		d.rcvd.Add(1)
 		d.down.Add(uint64(n))
+		d.port.traffic[d.key.kind()].down.add(n)
 		d.deliver(buf[:n])
 	}
 }

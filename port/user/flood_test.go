@@ -106,7 +106,7 @@ func TestNAT21_Flood(t *testing.T) {
 		t.Errorf("%d more goroutines", n)
 	}
 	p.flows.ahead.Add(int64((longLife + shortLife) / time.Second))
-	if !porttest.Eventually(func() bool { return len(p.flows.list()) == 0 }) {
-		t.Errorf("%d datagram flows stay", len(p.flows.list()))
+	if !porttest.Eventually(func() bool { return p.Flows(FlowQuery{Proto: "udp"}).Total == 0 }) {
+		t.Errorf("%d datagram flows stay", p.Flows(FlowQuery{Proto: "udp"}).Total)
 	}
 }

@@ -29,6 +29,7 @@ type flows struct {
 	port  *Port
 	fds   share
 	count atomic.Int64 // of flows of all kinds, TCP's too
+	most  atomic.Int64 // that there may be
 	now   atomic.Int64 // seconds since the start, as the sweeper saw it last; read for each datagram
 	start time.Time
 	ahead atomic.Int64 // seconds by which tests have the clock run ahead
@@ -43,6 +44,7 @@ type flows struct {
 func (s *flows) init(p *Port) {
 	s.port, s.byKey, s.start = p, map[flowKey]*dgram{}, time.Now()
 	s.fds.budget = &descriptors
+	s.most.Store(int64(p.opts.MaxFlows))
 }
 
 // clock is the time in seconds since the start.
@@ -57,7 +59,7 @@ func (s *flows) find(key flowKey) *dgram {
 
 // admit counts one more flow of any kind. With every place taken a datagram flow gives way, if there is one.
 func (s *flows) admit() bool {
-	if s.count.Add(1) <= int64(s.port.opts.MaxFlows) {
+	if s.count.Add(1) <= s.most.Load() {
 		return true
 	}
 	if s.evict() {
@@ -78,6 +80,9 @@ func (s *flows) add(d *dgram) bool {
 	d.seen = s.clock()
 	d.last.Store(d.seen)
 	d.place = s.classes[0].PushBack(d)
+	counts := &s.port.traffic[d.key.kind()]
+	counts.present.Add(1)
+	counts.opened.Add(1)
 	if s.timer == nil {
 		s.now.Store(s.clock())
 		s.timer = time.AfterFunc(sweepTick, s.sweep)
@@ -133,6 +138,7 @@ func (s *flows) forget(d *dgram) {
 	delete(s.byKey, d.key)
 	s.classes[d.class].Remove(d.place)
 	d.place = nil
+	s.port.traffic[d.key.kind()].present.Add(-1)
 	s.count.Add(-1)
 }
 

@@ -51,6 +51,7 @@ func (s *tcpSide) inbound(what Publication, fd int, client netip.AddrPort) {
 
 // refuse resets a connection that nothing has counted yet.
 func (s *tcpSide) refuse(fd int) {
+	s.port.traffic[kindTCP].limited.Add(1)
 	s.port.lost.add(flowLimit)
 	resetOnClose(fd)
 	_ = unix.Close(fd)

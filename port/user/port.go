@@ -43,6 +43,7 @@ type Port struct {
 	link      *link
 	poller    *poller
 	flows     flows
+	traffic   [numKinds]traffic
 	tcp       tcpSide
 	published publications
 	pings     pingState

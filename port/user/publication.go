@@ -132,6 +132,31 @@ func (p Publication) String() string {
 	return text
 }
 
+// host is the host's side, for people.
+func (p *Publication) host() string {
+	if p.Path != "" {
+		return p.Path
+	}
+	addr := "*"
+	if p.Addr.IsValid() {
+		addr = hostText(p.Addr)
+	}
+	text := addr + ":" + strconv.Itoa(int(p.Port))
+	if n := p.count(); n > 1 {
+		text += "-" + strconv.Itoa(int(p.Port)+n-1)
+	}
+	return text
+}
+
+// guest is the guest's side, for people; without says where a publication leads to that names nobody.
+func (p *Publication) guest(without string) string {
+	addr := without
+	if p.Guest.IsValid() {
+		addr = hostText(p.Guest)
+	}
+	return addr + ":" + strconv.Itoa(int(p.GuestPort))
+}
+
 func hostText(a netip.Addr) string {
 	if a.Is6() {
 		return "[" + a.String() + "]"

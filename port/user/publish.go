@@ -15,6 +15,16 @@ import (
 // backlogLen is how many connections wait in the host's kernel; it is cut to net.core.somaxconn.
 const backlogLen = 4096
 
+// Errors of [Port.Publish] and [Port.Unpublish] that callers tell apart; they are wrapped with what was asked for.
+var (
+	ErrPublished    = errors.New("it is published already")
+	ErrNotPublished = errors.New("it is not published")
+	// ErrTaken says that the host's port or path belongs to somebody else.
+	ErrTaken = errors.New("it is taken")
+	// ErrPublication says that the publication itself makes no sense here.
+	ErrPublication = errors.New("it is not accepted")
+)
+
 // publications are the ports of the host that lead to guests.
 type publications struct {
 	port *Port
@@ -38,10 +48,10 @@ func (s *publications) init(p *Port) { s.port = p }
 func (p *Port) Publish(what Publication) error {
 	s := &p.published
 	if err := what.check(); err != nil {
-		return fmt.Errorf("publish=%v: %w", what, err)
+		return fmt.Errorf("publish=%v: %w: %w", what, ErrPublication, err)
 	}
 	if g := what.Guest; g.IsValid() && !(g.Is4() && p.opts.isHost4(g) && !p.opts.NoIPv4 || g.Is6() && p.opts.Subnet6.Contains(g) && !p.opts.NoIPv6) || p.ours(g) {
-		return fmt.Errorf("publish=%v: %v is no address of a guest of this network", what, g)
+		return fmt.Errorf("publish=%v: %w: %v is no address of a guest of this network", what, ErrPublication, g)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,7 +60,7 @@ func (p *Port) Publish(what Publication) error {
 	}
 	for _, other := range s.list {
 		if what.clashes(&other.what) {
-			return fmt.Errorf("publish=%v: it is published already (%v)", what, other.what)
+			return fmt.Errorf("publish=%v: %w (%v)", what, ErrPublished, other.what)
 		}
 	}
 	entry := &publication{what: what}
@@ -69,7 +79,7 @@ func (p *Port) Unpublish(what Publication) error {
 	defer s.mu.Unlock()
 	i := slices.IndexFunc(s.list, func(e *publication) bool { return e.what.String() == what.String() })
 	if i < 0 {
-		return fmt.Errorf("publish=%v: it is not published", what)
+		return fmt.Errorf("publish=%v: %w", what, ErrNotPublished)
 	}
 	s.list[i].close()
 	s.list = slices.Delete(s.list, i, i+1)
@@ -172,7 +182,7 @@ func (p *Port) listen(what Publication, at netip.AddrPort) (listener, error) {
 func explainBind(err error, at netip.AddrPort) error {
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
-		return fmt.Errorf("port %d of %v belongs to another program (%w)", at.Port(), at.Addr(), err)
+		return fmt.Errorf("%w: port %d of %v belongs to another program (%w)", ErrTaken, at.Port(), at.Addr(), err)
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		return fmt.Errorf("%v is no address of this host (%w)", at.Addr(), err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
@@ -197,7 +207,7 @@ func (p *Port) listenUnix(what Publication) (listener, error) {
 	if err != nil {
 		_ = unix.Close(fd)
 		if errors.Is(err, unix.EADDRINUSE) {
-			return nil, fmt.Errorf("%s is there already (%w)", what.Path, err)
+			return nil, fmt.Errorf("%w: %s is there already (%w)", ErrTaken, what.Path, err)
 		}
 		return nil, fmt.Errorf("make %s: %w", what.Path, err)
 	}

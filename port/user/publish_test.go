@@ -209,10 +209,10 @@ func TestListing(t *testing.T) {
 			c.Close()
 		}
 	}()
-	if !porttest.Eventually(func() bool { return len(p.Flows()) == 2 }) {
-		t.Fatalf("flows: %v", p.Flows())
+	if !porttest.Eventually(func() bool { return p.Flows(FlowQuery{}).Total == 2 }) {
+		t.Fatalf("flows: %v", p.Flows(FlowQuery{}))
 	}
-	first, second := p.Flows()[0], p.Flows()[1]
+	first, second := p.Flows(FlowQuery{}).Flows[0], p.Flows(FlowQuery{}).Flows[1]
 	if first.Proto != "tcp" || first.State != "open" || first.FromGuest != 5 || first.ToGuest != 5 || first.Remote.String() != at || first.Guest.Addr() != g.v4 {
 		t.Errorf("open flow: %+v", first)
 	}

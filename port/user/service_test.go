@@ -82,7 +82,7 @@ func TestDHCP(t *testing.T) {
 	if mtu := ack.Options.Get(dhcpv4.OptionInterfaceMTU); !bytes.Equal(mtu, []byte{1400 >> 8, 1400 & 255}) {
 		t.Errorf("MTU option: %v", mtu)
 	}
-	if r := p.Report(); len(r.Leases) != 1 || r.Leases[0].Addr != p.opts.Guest {
+	if r := p.Leases(); len(r.Leases) != 1 || r.Leases[0].Addr != p.opts.Guest {
 		t.Errorf("leases: %v", r.Leases)
 	}
 }
@@ -204,8 +204,11 @@ func TestNamesAndPolicy(t *testing.T) {
 		t.Errorf("a name that is not allowed: %v", m)
 	}
 	g.mustDial(at).Close()
-	r := p.Report()
-	if r.DNS == nil || r.DNS.Queries != 5 || len(r.Rules) != 1 || r.Refusals["not_listed"] == 0 {
-		t.Errorf("report: %+v", r)
+	names, rules := p.DNS(), p.Policy()
+	if s := names.Stats; !names.Serving || s.Queries != 5 || s.Forwarded != 4 || s.Refused != 1 || len(names.Upstreams) != 1 {
+		t.Errorf("DNS: %+v", names)
+	}
+	if len(rules.Rules) != 1 || rules.Rest != "deny" || rules.Refusals["not_listed"] == 0 {
+		t.Errorf("policy: %+v", rules)
 	}
 }

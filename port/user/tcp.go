@@ -56,6 +56,7 @@ type pending struct {
 	began   time.Time
 	buffer  int // granted, each way
 	request *tcp.ForwarderRequest
+	license license
 
 	// Of side.mu.
 	handed   bool // to a forwarder, whose goroutine will come
@@ -118,8 +119,10 @@ func (s *tcpSide) syn(key connKey, id stack.TransportEndpointID, pkt *stack.Pack
 		}
 		s.cancel(key)
 	}
+	allowed := p.license(key.guest.Addr(), key.other)
 	if p.opts.Policy != nil {
 		if ok, _ := p.opts.Policy.Check(key.guest.Addr(), key.other); !ok {
+			p.traffic[kindTCP].refused.Add(1)
 			p.lost.add(policyRefused)
 			p.explain(errorAdmin, key.guest.Addr(), packetStart(key.guest.Addr(), key.other.Addr(), protoTCP, [8]byte(h[:8]), tcpMin))
 			return true
@@ -129,10 +132,11 @@ func (s *tcpSide) syn(key connKey, id stack.TransportEndpointID, pkt *stack.Pack
 		return false
 	}
 	if !s.makeRoom() {
+		p.traffic[kindTCP].limited.Add(1)
 		p.lost.add(flowLimit)
 		return true
 	}
-	c := &pending{side: s, key: key, isn: h.SequenceNumber(), start: [8]byte(h[:8]), began: time.Now(), handed: true, fd: -1}
+	c := &pending{side: s, key: key, isn: h.SequenceNumber(), start: [8]byte(h[:8]), began: time.Now(), license: allowed, handed: true, fd: -1}
 	class := s.grant()
 	c.buffer = bufferClasses[class]
 	if !s.add(c) {
@@ -292,7 +296,8 @@ func (s *tcpSide) start(c *conn) {
 		s.conns[c] = struct{}{}
 	}
 	s.mu.Unlock()
-	if closed || !c.begin() {
+	s.port.traffic[kindTCP].opened.Add(1)
+	if closed || c.review() || !c.begin() {
 		c.abort(true, true)
 	}
 }

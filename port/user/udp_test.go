@@ -239,8 +239,8 @@ func TestNAT11_Ping(t *testing.T) {
 			}
 		}
 	}
-	if n := len(p.Flows()); n != 4 {
-		t.Errorf("%d flows, want 4: %v", n, p.Flows())
+	if n := p.Flows(FlowQuery{}).Total; n != 4 {
+		t.Errorf("%d flows, want 4: %v", n, p.Flows(FlowQuery{}))
 	}
 }
 

@@ -2,7 +2,9 @@ package user
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -74,6 +76,7 @@ func (l *udpListener) forward(b []byte, client netip.AddrPort, peer unix.Sockadd
 	d.last.Store(l.port.flows.now.Load())
 	d.rcvd.Add(1)
 	d.down.Add(uint64(len(b)))
+	l.port.traffic[kindUDP].down.add(len(b))
 	l.port.sendUDP(d.key.dst, d.key.guest, b)
 	return accepted // what does not reach the guest is counted there
 }
@@ -86,6 +89,7 @@ func (l *udpListener) newClient(client netip.AddrPort, peer unix.Sockaddr) (*dgr
 		return nil, unknown
 	}
 	if !p.flows.admit() {
+		p.traffic[kindUDP].limited.Add(1)
 		return nil, flowLimit
 	}
 	d := &dgram{port: p, started: time.Now(), via: l, peer: peer, client: client, fd: -1}
@@ -101,7 +105,12 @@ func (l *udpListener) newClient(client netip.AddrPort, peer unix.Sockaddr) (*dgr
 	}
 	l.mu.Lock()
 	l.clients[client] = d
+	closed := l.closed
 	l.mu.Unlock()
+	if closed { // between the datagram's arrival and now
+		p.flows.end(d)
+		return nil, sendFailed
+	}
 	return d, accepted
 }
 
@@ -139,13 +148,19 @@ func (l *udpListener) forget(d *dgram) {
 	}
 }
 
+// close ends the flows of its clients too: they have no other socket.
 func (l *udpListener) close() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.closed {
+		l.mu.Unlock()
 		return
 	}
 	l.closed = true
 	l.port.poller.remove(l.fd, l.token)
 	_ = unix.Close(l.fd)
+	clients := slices.Collect(maps.Values(l.clients))
+	l.mu.Unlock()
+	for _, d := range clients {
+		l.port.flows.end(d)
+	}
 }

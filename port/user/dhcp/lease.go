@@ -54,6 +54,7 @@ const (
 type Lease struct {
 	Addr    netip.Addr `json:"addr"`
 	MAC     MAC        `json:"mac"`
+	DUID    string     `json:"duid,omitempty"` // IPv6: the client's identifier as it sent it last, hexadecimal (RFC 8415, 11)
 	Name    string     `json:"name,omitempty"` // host name as the station sent it, if it was a valid one
 	State   State      `json:"state"`
 	Expires time.Time  `json:"expires"` // for Released: when it ended
@@ -251,7 +252,7 @@ func (t *table) restore(leases []Lease) {
 	}
 }
 
-// list is a copy in the order of the addresses.
+// list is a copy, in any order.
 func (t *table) list(now time.Time) []Lease {
 	leases := make([]Lease, 0, len(t.byAddr))
 	for _, l := range t.byAddr {
@@ -261,6 +262,11 @@ func (t *table) list(now time.Time) []Lease {
 		}
 		leases = append(leases, entry)
 	}
+	return leases
+}
+
+// byAddr puts leases into the order of their addresses. It is not done under a server's lock, for which workers wait.
+func byAddr(leases []Lease) []Lease {
 	slices.SortFunc(leases, func(a, b Lease) int { return a.Addr.Compare(b.Addr) })
 	return leases
 }

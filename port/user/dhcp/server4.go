@@ -66,8 +66,9 @@ func (s *Server) Configure(config Config) error {
 // Leases lists the leases in the order of their addresses.
 func (s *Server) Leases() []Lease {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.leases.list(s.now())
+	leases := s.leases.list(s.now())
+	s.mu.Unlock()
+	return byAddr(leases)
 }
 
 // Drops visits the number of messages without an answer for each reason. The reasons are constant strings fit for a metric label.

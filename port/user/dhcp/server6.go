@@ -1,6 +1,7 @@
 package dhcp
 
 import (
+	"encoding/hex"
 	"fmt"
 	"net"
 	"net/netip"
@@ -94,8 +95,9 @@ func (s *Server6) Configure(config Config6) error {
 // Leases lists the leases in the order of their addresses.
 func (s *Server6) Leases() []Lease {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.leases.list(s.now())
+	leases := s.leases.list(s.now())
+	s.mu.Unlock()
+	return byAddr(leases)
 }
 
 // Drops is [Server.Drops].
@@ -217,6 +219,7 @@ func (s *Server6) fill(answer, asked *dhcpv6.OptIANA, m *dhcpv6.Message, from MA
 	if l == nil {
 		return false
 	}
+	l.DUID = identifier(m)
 	life := s.config.Lease
 	if state == Offered {
 		s.leases.set(l, Offered, name, now.Add(offerTime))
@@ -306,6 +309,19 @@ func (s *Server6) reply(m *dhcpv6.Message, kind dhcpv6.MessageType) *dhcpv6.Mess
 
 func (s *Server6) duid() dhcpv6.DUID {
 	return &dhcpv6.DUIDLL{HWType: iana.HWTypeEthernet, LinkLayerAddr: net.HardwareAddr(s.config.MAC[:])}
+}
+
+// maxDUID is the most that an identifier has, in bytes (RFC 8415, 11.1).
+const maxDUID = 130
+
+// identifier is the client's, for people.
+func identifier(m *dhcpv6.Message) string {
+	option := m.GetOneOption(dhcpv6.OptionClientID)
+	if option == nil {
+		return ""
+	}
+	b := option.ToBytes()
+	return hex.EncodeToString(b[:min(len(b), maxDUID)])
 }
 
 // nameOf is the host name that the client sends, if it is one.

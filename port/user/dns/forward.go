@@ -32,6 +32,7 @@ type Options struct {
 // Stats counts questions.
 type Stats struct {
 	Queries   uint64 `json:"queries"`
+	Forwarded uint64 `json:"forwarded"` // answered by a resolver
 	Local     uint64 `json:"local"`     // answered here
 	Refused   uint64 `json:"refused"`   // by policy
 	Failed    uint64 `json:"failed"`    // answered with SERVFAIL, because no resolver answered
@@ -44,7 +45,7 @@ type Stats struct {
 }
 
 type counters struct {
-	queries, local, refused, failed, busy, malformed, timeouts, truncated, streams, stray atomic.Uint64
+	queries, forwarded, local, refused, failed, busy, malformed, timeouts, truncated, streams, stray atomic.Uint64
 }
 
 // Forwarder answers guests. All methods are safe for concurrent use.
@@ -97,7 +98,7 @@ func (f *Forwarder) Resolvers() []netip.AddrPort { return f.resolvers(f.settings
 func (f *Forwarder) Stats() Stats {
 	c := &f.count
 	return Stats{
-		Queries: c.queries.Load(), Local: c.local.Load(), Refused: c.refused.Load(), Failed: c.failed.Load(), Busy: c.busy.Load(),
+		Queries: c.queries.Load(), Forwarded: c.forwarded.Load(), Local: c.local.Load(), Refused: c.refused.Load(), Failed: c.failed.Load(), Busy: c.busy.Load(),
 		Malformed: c.malformed.Load(), Timeouts: c.timeouts.Load(), Truncated: c.truncated.Load(), Streams: c.streams.Load(),
 		Stray: c.stray.Load(),
 	}
@@ -142,6 +143,8 @@ func (f *Forwarder) handle(ctx context.Context, guest netip.Addr, query []byte, 
 	} else if answer = f.forward(ctx, s, filter, query, end, stream); answer == nil {
 		f.count.failed.Add(1)
 		return failure(query, mdns.RcodeServerFailure)
+	} else {
+		f.count.forwarded.Add(1)
 	}
 	if len(answer) > size {
 		f.count.truncated.Add(1)

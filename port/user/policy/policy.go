@@ -13,6 +13,7 @@ import (
 type Policy struct {
 	set     atomic.Pointer[ruleSet]
 	refused [reasons]atomic.Uint64
+	ended   [reasons]atomic.Uint64
 	lookups atomic.Uint64
 	limit   *ratelog.Handler
 	log     *slog.Logger
@@ -22,6 +23,7 @@ type Policy struct {
 type ruleSet struct {
 	rules      []Rule
 	hits       []atomic.Uint64 // one for each rule
+	ended      []atomic.Uint64 // likewise
 	anyAllow   bool
 	allowsAddr bool // one of the allow rules is about addresses
 }
@@ -49,7 +51,7 @@ func (p *Policy) Replace(rules []Rule) error {
 		return fmt.Errorf("policy: %d rules, %d are accepted", len(rules), MaxRules)
 	}
 	old := p.set.Load()
-	s := &ruleSet{rules: append([]Rule(nil), rules...), hits: make([]atomic.Uint64, len(rules))}
+	s := &ruleSet{rules: append([]Rule(nil), rules...), hits: make([]atomic.Uint64, len(rules)), ended: make([]atomic.Uint64, len(rules))}
 	for i := range s.rules {
 		r := &s.rules[i]
 		if r.name == "" && !r.prefix.IsValid() {
@@ -60,6 +62,7 @@ func (p *Policy) Replace(rules []Rule) error {
 		for j := range old.rules {
 			if old.rules[j] == *r {
 				s.hits[i].Store(old.hits[j].Load())
+				s.ended[i].Store(old.ended[j].Load())
 				break
 			}
 		}
@@ -68,10 +71,12 @@ func (p *Policy) Replace(rules []Rule) error {
 	return nil
 }
 
-// RuleStatus is a rule and how many flows and look-ups it has decided.
+// RuleStatus is a rule, how many flows and look-ups it has decided when they began (of a deny rule, refused), and how many flows it has
+// ended that had begun before it was put in place.
 type RuleStatus struct {
-	Rule string `json:"rule"`
-	Hits uint64 `json:"hits"`
+	Rule  string `json:"rule"`
+	Hits  uint64 `json:"hits"`
+	Ended uint64 `json:"ended,omitempty"`
 }
 
 // Rules lists the rules in their order.
@@ -79,7 +84,7 @@ func (p *Policy) Rules() []RuleStatus {
 	s := p.set.Load()
 	list := make([]RuleStatus, len(s.rules))
 	for i := range s.rules {
-		list[i] = RuleStatus{Rule: s.rules[i].String(), Hits: s.hits[i].Load()}
+		list[i] = RuleStatus{Rule: s.rules[i].String(), Hits: s.hits[i].Load(), Ended: s.ended[i].Load()}
 	}
 	return list
 }
@@ -98,22 +103,30 @@ func (p *Policy) Refusals(visit func(reason string, n uint64)) {
 // Close ends the log's timers. Nothing may be judged afterwards.
 func (p *Policy) Close() { p.limit.Close() }
 
-// decide judges a destination for a guest whose names stand for the addresses in names. It allocates nothing.
+// decide judges a destination for a guest whose names stand for the addresses in names, and counts the rule. It allocates nothing.
 func (s *ruleSet) decide(dst netip.AddrPort, names *station) Decision {
+	d, i := s.judge(dst, names)
+	if i >= 0 {
+		s.hits[i].Add(1)
+	}
+	return d
+}
+
+// judge is decide without counting; rule is the index of the one that decided, or -1.
+func (s *ruleSet) judge(dst netip.AddrPort, names *station) (d Decision, rule int) {
 	if b := s.forbidden(dst); b != nil {
-		return Decision{Reason: b.reason}
+		return Decision{Reason: b.reason}, -1
 	}
 	for i := range s.rules {
 		r := &s.rules[i]
 		if r.matchesAddr(dst) || names.matches(r) {
-			s.hits[i].Add(1)
-			return Decision{Allowed: r.action == Allow, Reason: ByRule, Rule: r}
+			return Decision{Allowed: r.action == Allow, Reason: ByRule, Rule: r}, i
 		}
 	}
 	if s.anyAllow {
-		return Decision{Reason: NotListed}
+		return Decision{Reason: NotListed}, -1
 	}
-	return Decision{Allowed: true}
+	return Decision{Allowed: true}, -1
 }
 
 // query judges a look-up of name.

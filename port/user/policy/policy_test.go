@@ -155,7 +155,7 @@ func TestReplaceKeepsCountersAndNames(t *testing.T) {
 	}
 	w.check(t, "10.0.0.1:1", true)
 	w.check(t, "10.0.0.2:1", false)
-	if got := fmt.Sprint(w.Rules()); got != "[{allow=host.example 1} {deny=10.0.0.0/8 2}]" {
+	if got := fmt.Sprint(w.Rules()); got != "[{allow=host.example 1 0} {deny=10.0.0.0/8 2 0}]" {
 		t.Error(got)
 	}
 	if err := w.Replace(make([]Rule, MaxRules+1)); err == nil {
