@@ -42,7 +42,7 @@ unit: ## unit tests, quick
 
 race: ## unit tests with the race detector
 	go test -race -json -timeout 15m $(unit) | $(report)
-	go test -json -run AllocatesNothing ./virtionet | $(report)
+	go test -json -run AllocatesNothing ./virtionet ./port/user | $(report)
 
 arm64: ## rings, allocators, copies and codecs on an emulated arm64
 	GOARCH=arm64 CGO_ENABLED=0 go test -short -json -timeout 10m -exec qemu-aarch64-static $(arm) | $(report)

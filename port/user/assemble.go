@@ -84,7 +84,7 @@ func (s *services) make(o *Options, with Services) (err error) {
 	}
 	if o.DNS == nil && !with.NoDNS {
 		s.configNames = dns.Config{Upstreams: with.Upstreams, ResolvConf: with.ResolvConf, Hosts: with.Hosts, Gateways: o.gateways()}
-		if s.names, err = dns.New(s.configNames, dns.Options{Filter: s.filter, Logger: o.Logger}); err != nil {
+		if s.names, err = dns.New(s.configNames, dns.Options{Filter: s.filter, Logger: o.Logger, Fail: s.fail}); err != nil {
 			return err
 		}
 		o.DNS = s
@@ -140,6 +140,9 @@ func (s *services) changeMTU(mtu int) {
 	s.config4.MTU = mtu
 	_ = s.dhcp4.Configure(s.config4) // differs in a good MTU from one that was good
 }
+
+// fail ends the network.
+func (s *services) fail(cause any) { s.port.fail(cause) }
 
 // view is the policy for a guest, which is known by its station: what it has looked up over IPv4 it may connect to over IPv6.
 func (s *services) view(guest netip.Addr) *policy.Guest {

@@ -11,6 +11,7 @@ import (
 
 // dial is the forwarder's handler, on a goroutine of its own: it starts the host's connect and leaves the rest to the poller.
 func (s *tcpSide) dial(r *tcp.ForwarderRequest) {
+	defer s.port.contain()
 	id := r.ID()
 	key := connKey{addrPort(id.RemoteAddress, id.RemotePort), addrPort(id.LocalAddress, id.LocalPort)}
 	s.mu.Lock()
@@ -62,7 +63,7 @@ func (s *tcpSide) connect(c *pending) error {
 		s.port.closeSocket(fd)
 		return nil
 	}
-	if c.token, err = s.port.poller.add(fd, unix.EPOLLOUT|unix.EPOLLET, c); err != nil {
+	if c.token, err = s.port.poller.add(fd, connEvents, c); err != nil {
 		s.port.closeSocket(fd)
 		return err
 	}
@@ -102,10 +103,10 @@ func (c *pending) ready(uint32) {
 	c.answered = true
 	s.busy.Add(1)
 	s.mu.Unlock()
-	go func() {
+	s.port.spawn(func() {
 		defer s.busy.Done()
 		s.connected(c, err)
-	}()
+	})
 }
 
 // connected answers the guest's SYN.
@@ -154,9 +155,8 @@ func (s *tcpSide) shake(c *pending) {
 		c.place = nil
 	}
 	c.waits = waits
-	s.port.poller.remove(c.fd, c.token)
 	s.mu.Unlock()
-	timer := time.AfterFunc(handshakeLife, func() { waits.Notify(waiter.WritableEvents) })
+	timer := s.port.after(handshakeLife, func() { waits.Notify(waiter.WritableEvents) })
 	ep, err := c.request.CreateEndpoint(waits)
 	timer.Stop()
 	if !s.take(c) {
@@ -172,7 +172,7 @@ func (s *tcpSide) shake(c *pending) {
 	s.mu.Unlock()
 	c.request.Complete(false)
 	s.start(&conn{
-		side: s, ep: ep, waits: waits, fd: fd, guest: c.key.guest, other: c.key.other, started: c.began, buffer: c.buffer,
+		side: s, ep: ep, waits: waits, fd: fd, token: c.token, guest: c.key.guest, other: c.key.other, started: c.began, buffer: c.buffer,
 		license: c.license,
 	})
 }

@@ -35,6 +35,8 @@ func (l *link) inject(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuf
 
 // WritePackets is called under locks of the stack and never waits: a full ring is an error, by which the stack knows of the loss.
 func (l *link) WritePackets(list stack.PacketBufferList) (n int, err tcpip.Error) {
+	err = &tcpip.ErrAborted{} // unless it comes to another end
+	defer l.port.contain()
 	for _, pkt := range list.AsSlice() {
 		if r := l.write(pkt); r != accepted {
 			return n, &tcpip.ErrNoBufferSpace{}

@@ -38,6 +38,7 @@ func (g *guest) segment(from uint16, to netip.AddrPort, seq uint32, flags byte) 
 const (
 	flagSYN = 2
 	flagRST = 4
+	flagACK = 16
 )
 
 // TestNAT01_GuestGivesUp: connects that the guest resets, or never finishes, leave nothing behind, and others are answered meanwhile.

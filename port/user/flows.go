@@ -85,7 +85,7 @@ func (s *flows) add(d *dgram) bool {
 	counts.opened.Add(1)
 	if s.timer == nil {
 		s.now.Store(s.clock())
-		s.timer = time.AfterFunc(sweepTick, s.sweep)
+		s.timer = s.port.after(sweepTick, s.sweep)
 	}
 	return true
 }
@@ -152,7 +152,7 @@ func (s *flows) sweep() {
 	dead = s.expired(1, now-int64(longLife/time.Second), dead)
 	s.timer = nil
 	if !s.closed && len(s.byKey) > 0 {
-		s.timer = time.AfterFunc(sweepTick, s.sweep)
+		s.timer = s.port.after(sweepTick, s.sweep)
 	}
 	s.mu.Unlock()
 	for _, d := range dead {

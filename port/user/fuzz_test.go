@@ -1,8 +1,15 @@
 package user
 
 import (
+	"bytes"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"testing"
+
+	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/dhcpv6"
+	mdns "github.com/miekg/dns"
 
 	"github.com/vhostd/vhostd/packet"
 	"github.com/vhostd/vhostd/port"
@@ -10,15 +17,24 @@ import (
 	"github.com/vhostd/vhostd/virtio"
 )
 
+// repair is the bit of FuzzFrames' flags that has checksums completed, so that what lies behind them is reached.
+const repair = 2
+
 // FuzzFrames sends arbitrary frames with arbitrary marks, cut into arbitrary pieces. Nothing may panic or leak.
 func FuzzFrames(f *testing.F) {
 	seeds := fuzzSeeds()
 	for _, s := range seeds {
 		f.Add(s, byte(0), byte(0), uint16(0), uint16(0), uint16(0), uint16(0))
 		f.Add(s, byte(1), byte(1), uint16(1460), uint16(34), uint16(16), uint16(14))
+		f.Add(s, byte(repair), byte(0), uint16(0), uint16(0), uint16(0), uint16(60))
+	}
+	// No resolver of the host is asked.
+	resolvers := filepath.Join(f.TempDir(), "resolv.conf")
+	if err := os.WriteFile(resolvers, nil, 0o600); err != nil {
+		f.Fatal(err)
 	}
 	// Everything is denied, so that no frame reaches the network of whoever runs this.
-	p, err := NewWith(Options{Logger: quiet, Hooks: Hooks{Policy: denyAll{}}}, Services{})
+	p, err := NewWith(Options{Logger: quiet, Hooks: Hooks{Policy: denyAll{}}}, Services{ResolvConf: resolvers})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -30,8 +46,12 @@ func FuzzFrames(f *testing.F) {
 		if len(frame) == 0 || len(frame) > virtio.MaxFrame {
 			return
 		}
+		hdr := virtio.NetHdr{Flags: flags & 1, GSOType: gso, GSOSize: size, CsumStart: start, CsumOffset: offset}
+		if flags&repair != 0 {
+			frame = repaired(frame, &hdr)
+		}
 		pkts := []packet.Packet{rig.Packet(t, frame, max(int(piece)%4096, len(frame)/(packet.MaxFrags-1)+1))}
-		pkts[0].Hdr = virtio.NetHdr{Flags: flags & 1, GSOType: gso, GSOSize: size, CsumStart: start, CsumOffset: offset}
+		pkts[0].Hdr = hdr
 		if q.Send(pkts) != 1 {
 			t.Fatal("a frame was refused")
 		}
@@ -49,6 +69,25 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
+// repaired is the frame with the checksum of its IPv4 header put right and that of the transport left to the receiver.
+func repaired(frame []byte, hdr *virtio.NetHdr) []byte {
+	frame = bytes.Clone(frame)
+	l4, proto := virtio.EthernetHdrLen+ipv4Len, 23
+	switch {
+	case len(frame) < virtio.EthernetHdrLen+ipv6Len:
+		return frame
+	case port16(frame[12:]) == etherIPv4:
+		putSum4(frame[virtio.EthernetHdrLen:])
+	default:
+		l4, proto = virtio.EthernetHdrLen+ipv6Len, 20
+	}
+	offset := map[byte]uint16{protoTCP: 16, protoUDP: udpChecksumOffset, protoICMP: icmpChecksumOffset, protoICMPv6: icmpChecksumOffset}
+	if at, ok := offset[frame[proto]]; ok {
+		hdr.Flags, hdr.CsumStart, hdr.CsumOffset = virtio.HdrFNeedsCsum, uint16(l4), at
+	}
+	return frame
+}
+
 type denyAll struct{}
 
 func (denyAll) Check(netip.Addr, netip.AddrPort) (bool, string) { return false, "test" }
@@ -56,7 +95,7 @@ func (denyAll) Check(netip.Addr, netip.AddrPort) (bool, string) { return false, 
 // fuzzSeeds are frames of every kind, with checksums that are right.
 func fuzzSeeds() (list [][]byte) {
 	o, _ := Options{}.Complete()
-	p := &Port{opts: o, mac: o.mac()}
+	p := &Port{opts: o, mac: o.mac(), link6: linkLocal(o.mac())}
 	g := &guest{v4: o.Guest, v6: nth(o.Subnet6, 0x100), card: &card{mac: [6]byte{2, 0, 0, 0, 0, 1}, port: p}}
 	for _, dst := range []netip.Addr{o.Gateway, o.Gateway6, netip.MustParseAddr(live4), netip.MustParseAddr(live6)} {
 		list = append(list, g.pingFrame(dst, 1, 2, 20, 64), g.pingFrame(dst, 1, 2, 20, 1))
@@ -74,7 +113,33 @@ func fuzzSeeds() (list [][]byte) {
 	arp := make([]byte, 42)
 	copy(arp, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 1, 10, 0, 2, 15})
 	copy(arp[38:], []byte{10, 0, 2, 2})
-	return append(list, arp, []byte{1})
+	return append(append(list, arp, []byte{1}), g.serviceSeeds(o)...)
+}
+
+// serviceSeeds are frames to what the gateway itself serves: neighbor discovery, DHCP and DNS, and datagrams in pieces.
+func (g *guest) serviceSeeds(o Options) (list [][]byte) {
+	p, self := g.card.port, g.v6.As16()
+	for _, kind := range []byte{routerSolicit, neighborSolicit, neighborAdvert} {
+		b := append([]byte{kind, 0, 0, 0, 0, 0, 0, 0}, self[:]...)
+		if kind == neighborSolicit {
+			gateway := o.Gateway6.As16()
+			copy(b[8:], gateway[:])
+		}
+		f := g.transportFrame(linkLocal(g.card.mac), allNodes, protoICMPv6, append(b, optionSource, 1, 2, 0, 0, 0, 0, 1), false)
+		f[virtio.EthernetHdrLen+7] = ndpHops
+		list = append(list, f)
+	}
+	discover, _ := dhcpv4.NewDiscovery(g.card.mac[:])
+	solicit, _ := dhcpv6.NewSolicit(g.card.mac[:])
+	question, _ := new(mdns.Msg).SetQuestion("host.vhostd.internal.", mdns.TypeA).Pack()
+	for _, gateway := range []netip.Addr{o.Gateway, o.Gateway6} {
+		at := netip.AddrPortFrom(gateway, dnsPort)
+		list = append(list, g.datagramFrame(1000, at, question), g.segment(1000, at, 1, flagSYN), g.segment(1000, at, 2, flagACK), g.segment(1000, at, 2, flagRST))
+		list = append(list, g.pieces(1, at, g.datagram(1000, at, make([]byte, 3000)))...)
+	}
+	list = append(list, g.datagramFrame(dhcpClientPort, netip.AddrPortFrom(o.Gateway, dhcpServerPort), discover.ToBytes()))
+	g.v6 = linkLocal(g.card.mac)
+	return append(list, g.datagramFrame(dhcp6ClientPort, netip.AddrPortFrom(p.link6, dhcp6ServerPort), solicit.ToBytes()))
 }
 
 // TestNAT23_CraftedPackets are lengths and offsets that contradict each other.

@@ -50,6 +50,8 @@ type card struct {
 	rig        *porttest.Rig
 	dispatcher atomic.Pointer[stack.NetworkDispatcher]
 	tap        atomic.Pointer[func(frame []byte)] // sees what the guest receives
+	lose       atomic.Int64                       // one frame of so many, in each direction; 0 loses none
+	passed     [2]atomic.Int64
 
 	wake int // eventfd
 	stop atomic.Bool
@@ -192,7 +194,16 @@ func (c *card) build(p *packet.Packet, q *queued) {
 	}
 }
 
+// lost says whether the next frame of a direction is.
+func (c *card) lost(way int) bool {
+	n := c.lose.Load()
+	return n > 0 && c.passed[way].Add(1)%n == 0
+}
+
 func (c *card) receive(p *packet.Packet) {
+	if c.lost(0) {
+		return
+	}
 	if tap := c.tap.Load(); tap != nil {
 		(*tap)(porttest.Bytes(p))
 	}
@@ -210,6 +221,9 @@ func (c *card) receive(p *packet.Packet) {
 func (c *card) WritePackets(list stack.PacketBufferList) (int, tcpip.Error) {
 	c.mu.Lock()
 	for _, pkt := range list.AsSlice() {
+		if c.lost(1) {
+			continue
+		}
 		q := queued{pkt: pkt.IncRef()}
 		if g := &pkt.GSOOptions; g.Type != stack.GSONone && g.NeedsCsum {
 			q.hdr = virtio.NetHdr{Flags: virtio.HdrFNeedsCsum, CsumStart: 14 + g.L3HdrLen, CsumOffset: g.CsumOffset}

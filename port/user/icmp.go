@@ -67,7 +67,9 @@ func (p *Port) echo(src, dst netip.Addr, message []byte, ttl uint8) reason {
 }
 
 // handleEcho takes ICMP messages from the stack: echo requests that came in pieces. The stack answers none itself, whomever they were for.
-func (p *Port) handleEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+func (p *Port) handleEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) (handled bool) {
+	handled = true
+	defer p.contain()
 	src, dst := netipOf(id.RemoteAddress), netipOf(id.LocalAddress)
 	head := pkt.TransportHeader().Slice()
 	if len(head) < icmpLen || head[1] != 0 || src.Is4() && head[0] != echoRequest4 || src.Is6() && head[0] != echoRequest6 {

@@ -43,10 +43,10 @@ func (s *tcpSide) inbound(what Publication, fd int, client netip.AddrPort) {
 		s.giveUp(c)
 		return
 	}
-	go func() {
+	s.port.spawn(func() {
 		defer s.busy.Done()
 		s.serve(what, c)
-	}()
+	})
 }
 
 // refuse resets a connection that nothing has counted yet.

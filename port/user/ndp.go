@@ -144,7 +144,7 @@ func (p *Port) advertiseSoon() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.closed {
-		p.advertTimer = time.AfterFunc(advertEvery, func() {
+		p.advertTimer = p.after(advertEvery, func() {
 			p.advertise(netip.Addr{}, groupMAC6)
 			p.advertiseSoon()
 		})

@@ -28,7 +28,8 @@ type poller struct {
 	free    []uint32
 	stopped bool
 
-	buf []byte // for datagrams, of the poller's goroutine
+	buf  []byte    // for datagrams, of the poller's goroutine
+	fail func(any) // is told of a panic, after which nobody is waited for
 }
 
 // slot is an entry of the table that events name. gen tells a source from a later one in the same place.
@@ -43,7 +44,7 @@ type token struct {
 	valid      bool
 }
 
-func newPoller() (*poller, error) {
+func newPoller(fail func(any)) (*poller, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("create epoll descriptor: %w", err)
@@ -52,7 +53,7 @@ func newPoller() (*poller, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("create epoll descriptor: %w", err)
 	}
-	p := &poller{fd: fd, done: make(chan struct{}), buf: make([]byte, 1<<16)}
+	p := &poller{fd: fd, done: make(chan struct{}), buf: make([]byte, 1<<16), fail: fail}
 	p.file = os.NewFile(uintptr(fd), "epoll") // the runtime's poller can watch an epoll descriptor
 	if p.raw, err = p.file.SyscallConn(); err != nil {
 		p.file.Close()
@@ -89,6 +90,16 @@ func (p *poller) add(fd int, events uint32, s source) (token, error) {
 	return t, nil
 }
 
+// replace has another source told of what happens to a registered descriptor from now on. ready of the one before may be running for the
+// last time.
+func (p *poller) replace(t token, s source) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if at := &p.slots[t.index]; at.gen == t.gen && at.source != nil {
+		at.source = s
+	}
+}
+
 // remove ends a registration. The descriptor must still be open. ready may be running for the last time.
 func (p *poller) remove(fd int, t token) {
 	if !t.valid {
@@ -107,6 +118,11 @@ func (p *poller) remove(fd int, t token) {
 
 func (p *poller) loop() {
 	defer close(p.done)
+	defer func() {
+		if cause := recover(); cause != nil {
+			p.fail(cause)
+		}
+	}()
 	events := make([]unix.EpollEvent, 128)
 	sources := make([]source, len(events))
 	for {

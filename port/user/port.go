@@ -52,6 +52,7 @@ type Port struct {
 
 	failed  atomic.Pointer[string] // why nothing passes any more
 	closing atomic.Bool
+	down    chan struct{} // closed when everything has ended
 
 	lastID      atomic.Uint32 // of datagrams in pieces
 	advertTimer *time.Timer   // guarded by mu
@@ -67,7 +68,7 @@ func New(opts Options) (*Port, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Port{opts: opts, limit: ratelog.New(opts.Logger.Handler())}
+	p := &Port{opts: opts, down: make(chan struct{}), limit: ratelog.New(opts.Logger.Handler())}
 	p.log = slog.New(p.limit)
 	p.mtu.Store(int32(opts.MTU))
 	p.serving.Store(new([]*queue))
@@ -83,7 +84,7 @@ func New(opts Options) (*Port, error) {
 }
 
 func (p *Port) start() (err error) {
-	if p.poller, err = newPoller(); err != nil {
+	if p.poller, err = newPoller(p.fail); err != nil {
 		return err
 	}
 	p.flows.init(p)
@@ -200,12 +201,15 @@ func (p *Port) describe() string {
 	return text
 }
 
-// fail ends the network after a panic inside it.
+// fail ends the network after a panic inside it: nothing passes any more, and the sockets of the host are closed as far as the defect lets
+// us. What it has locked stays locked.
 func (p *Port) fail(cause any) {
 	why := fmt.Sprintf("a defect of the network's TCP/IP stack has shown (%v): remove the guest and add it again", cause)
-	if p.failed.CompareAndSwap(nil, &why) {
-		p.log.Error("user network failed", "cause", fmt.Sprint(cause), "stack", string(debug.Stack()))
+	if !p.failed.CompareAndSwap(nil, &why) {
+		return
 	}
+	p.log.Error("user network failed", "cause", fmt.Sprint(cause), "stack", string(debug.Stack()))
+	go p.shutDown()
 }
 
 // closeWithin bounds the wait for goroutines of the stack, which a defect may hold.
@@ -224,13 +228,9 @@ func (p *Port) Close() error {
 		p.advertTimer.Stop()
 	}
 	p.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		p.shutDown()
-	}()
+	go p.shutDown()
 	select {
-	case <-done:
+	case <-p.down:
 	case <-time.After(closeWithin):
 		err = errors.Join(err, errors.New("network user: the stack did not stop in time"))
 	}
@@ -238,11 +238,16 @@ func (p *Port) Close() error {
 	return err
 }
 
+// shutDown ends everything that the network has started. It does so once, for Close or after a defect.
 func (p *Port) shutDown() {
+	if !p.closing.CompareAndSwap(false, true) {
+		return
+	}
+	defer close(p.down)
+	defer p.contain()
 	if p.poller == nil {
 		return
 	}
-	p.closing.Store(true)
 	p.published.close()
 	p.flows.close()
 	p.tcp.close()

@@ -186,7 +186,8 @@ func explainBind(err error, at netip.AddrPort) error {
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		return fmt.Errorf("%v is no address of this host (%w)", at.Addr(), err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		return fmt.Errorf("port %d needs CAP_NET_BIND_SERVICE or the sysctl net.ipv4.ip_unprivileged_port_start (%w)", at.Port(), err)
+		return fmt.Errorf("port %d needs CAP_NET_BIND_SERVICE, which a sandboxed process has at its start only: "+
+			"publish it then, or set the sysctl net.ipv4.ip_unprivileged_port_start to %d or less (%w)", at.Port(), at.Port(), err)
 	}
 	return fmt.Errorf("bind to %v: %w", at, err)
 }
@@ -303,7 +304,7 @@ func (l *tcpListener) pause(err error) {
 	}
 	l.port.poller.remove(l.fd, l.token)
 	l.token = token{}
-	time.AfterFunc(acceptPause, func() { _ = l.watch() }) // fails if the network is closed
+	l.port.after(acceptPause, func() { _ = l.watch() }) // fails if the network is closed
 }
 
 func (l *tcpListener) close() {

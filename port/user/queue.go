@@ -56,11 +56,7 @@ func (q *queue) Send(pkts []packet.Packet) int {
 // admit takes frames through the network. A defect of the stack that a frame brings to light ends the network, not the process: what
 // the stack has locked stays locked.
 func (q *queue) admit(pkts []packet.Packet) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			q.port.fail(cause)
-		}
-	}()
+	defer q.port.contain()
 	for i := range pkts {
 		if r := q.accept(&pkts[i]); r != accepted {
 			q.drops.add(r)
@@ -69,6 +65,7 @@ func (q *queue) admit(pkts []packet.Packet) {
 }
 
 func (q *queue) Recv(pkts []packet.Packet) (n int) {
+	defer q.port.contain()
 	if q.asked {
 		q.asked = false
 		q.bell.Disarm()
@@ -156,20 +153,26 @@ func (p *Port) frame(to [6]byte, etherType uint16, f *outFrame) {
 }
 
 // deliver hands a frame to the queue that flows with the hash go to. The frame is consumed in any case.
-func (p *Port) deliver(f *outFrame, hash uint32) reason {
-	r := noQueue
+func (p *Port) deliver(f *outFrame, hash uint32) (r reason) {
+	defer func() {
+		if r != accepted {
+			f.release()
+			p.lost.add(r)
+		}
+	}()
+	if p.failed.Load() != nil {
+		return stackFailed
+	}
+	r = noQueue
 	serving := *p.serving.Load()
 	switch {
 	case f.size > virtio.MaxFrame:
-		r = oversized
+		return oversized
 	case len(serving) > 0:
 		q := serving[hash%uint32(len(serving))]
 		if r = q.ring.push(f); r == accepted {
 			q.bell.Ring()
-			return accepted
 		}
 	}
-	f.release()
-	p.lost.add(r)
 	return r
 }

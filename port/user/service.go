@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -41,10 +42,17 @@ func (p *Port) startServices() error {
 			return fmt.Errorf("listen on port 53 of the gateway: %w", err)
 		}
 		p.gateways = append(p.gateways, l)
-		p.serves.Go(func() { p.opts.DNS.ServeDNS(conn, nil) })
-		p.serves.Go(func() { p.opts.DNS.ServeDNS(nil, l) })
+		p.serve53(conn, nil)
+		p.serve53(nil, l)
 	}
 	return nil
+}
+
+func (p *Port) serve53(conn net.PacketConn, l net.Listener) {
+	p.serves.Go(func() {
+		defer p.contain()
+		p.opts.DNS.ServeDNS(conn, l)
+	})
 }
 
 // dhcp4 answers a message to the port of DHCP servers, whatever address it was sent to.

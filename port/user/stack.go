@@ -39,6 +39,7 @@ func (p *Port) startStack() error {
 		}))
 	}
 	p.stack = stack.New(stack.Options{
+		Clock:              clock{tcpip.NewStdClock(), p},
 		NetworkProtocols:   networks,
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
 	})

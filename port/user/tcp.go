@@ -90,7 +90,9 @@ func (s *tcpSide) grant() (class int) {
 func (s *tcpSide) giveBack(buffer int) { s.granted.Add(-2 * int64(buffer)) }
 
 // handle sees the TCP segments that belong to no endpoint of the stack. False has the stack answer with a reset.
-func (s *tcpSide) handle(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+func (s *tcpSide) handle(id stack.TransportEndpointID, pkt *stack.PacketBuffer) (handled bool) {
+	handled = true // a packet that shows a defect is not answered
+	defer s.port.contain()
 	h := header.TCP(pkt.TransportHeader().Slice())
 	if len(h) < header.TCPMinimumSize {
 		return true
@@ -194,7 +196,7 @@ func (s *tcpSide) add(c *pending) bool {
 	s.pending[c.key] = c
 	c.place = s.dialing.PushBack(c)
 	if s.timer == nil {
-		s.timer = time.AfterFunc(sweepTick, s.sweep)
+		s.timer = s.port.after(sweepTick, s.sweep)
 	}
 	return true
 }
@@ -208,7 +210,7 @@ func (s *tcpSide) sweep() {
 	}
 	s.timer = nil
 	if !s.closed && s.dialing.Len() > len(late) {
-		s.timer = time.AfterFunc(sweepTick, s.sweep)
+		s.timer = s.port.after(sweepTick, s.sweep)
 	}
 	s.mu.Unlock()
 	for _, c := range late {

@@ -23,7 +23,9 @@ func (p *Port) serving53(f *inFrame) bool {
 
 // handleUDP takes the datagrams that no endpoint of the stack wants: those that came in pieces. False has the stack answer that nobody
 // listens.
-func (p *Port) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+func (p *Port) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) (handled bool) {
+	handled = true
+	defer p.contain()
 	src, dst := addrPort(id.RemoteAddress, id.RemotePort), addrPort(id.LocalAddress, id.LocalPort)
 	h := header.UDP(pkt.TransportHeader().Slice())
 	if len(h) < udpLen || dst.Port() == 0 {

@@ -1,7 +1,6 @@
 package user
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -42,31 +41,6 @@ func listenUDP(t testing.TB, at string) (string, net.PacketConn) {
 	return c.LocalAddr().String(), c
 }
 
-// TestUDPSizes: datagrams of any length come back, in pieces where they are longer than the MTU; the empty ones too.
-func TestUDPSizes(t *testing.T) {
-	p := newPort(t, Options{})
-	g := newGuest(t, p)
-	for _, host := range []string{live4, live6} {
-		at, _ := listenUDP(t, net.JoinHostPort(host, "0"))
-		c := g.dialUDP(at)
-		for _, size := range []int{0, 1, 64, 1452, 1472, 1473, 9000, 20_000, 65_000} {
-			sent := make([]byte, size)
-			for i := range sent {
-				sent[i] = byte(i * 7)
-			}
-			if _, err := c.Write(sent); err != nil {
-				t.Fatalf("%s, %d bytes: %v", host, size, err)
-			}
-			got := make([]byte, 1<<16)
-			_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
-			n, err := c.Read(got)
-			if err != nil || !bytes.Equal(got[:n], sent) {
-				t.Errorf("%s, %d bytes: came back as %d, %v", host, size, n, err)
-			}
-		}
-	}
-}
-
 // TestNAT05_PortUnreachable: the guest learns that nobody listens, and the flow works again as soon as somebody does.
 func TestNAT05_PortUnreachable(t *testing.T) {
 	p := newPort(t, Options{})
@@ -102,6 +76,79 @@ func TestNAT05_PortUnreachable(t *testing.T) {
 			t.Errorf("%s: somebody listens again, and does not answer", host)
 		}
 	}
+}
+
+// TestNAT05_IdleFlow: a flow that has ended for want of traffic begins anew with the next datagram from the same port.
+func TestNAT05_IdleFlow(t *testing.T) {
+	p := newPort(t, Options{})
+	g := newGuest(t, p)
+	at, _ := listenUDP(t, live4+":0")
+	c := g.dialUDP(at)
+	for i := range 3 {
+		_, _ = fmt.Fprint(c, "question", i)
+		b := make([]byte, 20)
+		_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if n, err := c.Read(b); err != nil || string(b[:n]) != fmt.Sprint("question", i) {
+			t.Fatalf("after %d times of silence: %q, %v", i, b[:n], err)
+		}
+		p.flows.ahead.Add(int64(longLife/time.Second) * 3 / 2)
+		noFlows(t, p)
+	}
+}
+
+// TestNAT06_OneWay: a flow lives on while only one side sends, for longer than any silence may last.
+func TestNAT06_OneWay(t *testing.T) {
+	p := newPort(t, Options{})
+	g := newGuest(t, p)
+	server, err := net.ListenPacket("udp", live4+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	c := g.dialUDP(server.LocalAddr().String())
+	b := make([]byte, 20)
+	step := func(send func() error, receive net.Conn, from net.PacketConn) {
+		t.Helper()
+		for range 40 {
+			if err := send(); err != nil {
+				t.Fatal(err)
+			}
+			var err error
+			if receive != nil {
+				_ = receive.SetReadDeadline(time.Now().Add(10 * time.Second))
+				_, err = receive.Read(b)
+			} else {
+				_ = from.SetReadDeadline(time.Now().Add(10 * time.Second))
+				_, _, err = from.ReadFrom(b)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.flows.ahead.Add(int64(shortLife/time.Second) - 2)
+			p.flows.sweep()
+		}
+	}
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	_ = server.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_, seen, err := server.ReadFrom(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	step(func() error { _, err := server.WriteTo([]byte("down"), seen); return err }, c, nil)
+	step(func() error { _, err := c.Write([]byte("up")); return err }, nil, server)
+	if _, again, _ := lastFrom(c, server, b); again != nil && again.String() != seen.String() {
+		t.Errorf("the flow comes from %v now, and came from %v", again, seen)
+	}
+}
+
+// lastFrom sends one more datagram and says whom it seems to come from.
+func lastFrom(c net.Conn, server net.PacketConn, b []byte) (n int, from net.Addr, err error) {
+	if _, err = c.Write([]byte("x")); err != nil {
+		return 0, nil, err
+	}
+	return server.ReadFrom(b)
 }
 
 // TestUDPUnreachable: other errors are told as well.

@@ -247,6 +247,44 @@ func TestPins(t *testing.T) {
 	}
 }
 
+// TestNAT13_Restart: a server that has forgotten everything renews what stations have. Pins are its configuration, and hold all the same: a
+// newcomer gets no pinned address, whoever comes first.
+func TestNAT13_Restart(t *testing.T) {
+	c := config4()
+	c.Pins = []Pin{{MAC: station(1), Addr: ip("10.0.2.15")}, {Name: "db", Addr: ip("10.0.2.16")}}
+	w := newWorld4(t, c)
+	db := dhcpv4.WithOption(dhcpv4.OptHostName("db"))
+	stations := []struct {
+		mac  MAC
+		mods []dhcpv4.Modifier
+		want string
+	}{{station(1), nil, "10.0.2.15"}, {station(2), []dhcpv4.Modifier{db}, "10.0.2.16"}, {station(3), nil, "10.0.2.17"}}
+	var acks []*dhcpv4.DHCPv4
+	for _, s := range stations {
+		acks = append(acks, w.boot(s.mac, s.mods...))
+	}
+	again := newWorld4(t, c)
+	for i, s := range stations {
+		renew, err := dhcpv4.NewRenewFromAck(acks[i], s.mods...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, _ := again.send(renew)
+		if answer.MessageType() != dhcpv4.MessageTypeAck || addrOf(answer.YourIPAddr) != ip(s.want) {
+			t.Errorf("%v renews %s: %v", s.mac, s.want, answer.Summary())
+		}
+	}
+	newcomer := newWorld4(t, c)
+	if got := newcomer.addr(station(9)); got != ip("10.0.2.17") {
+		t.Errorf("a newcomer got %v", got)
+	}
+	for _, s := range stations[:2] {
+		if got := newcomer.addr(s.mac, s.mods...); got != ip(s.want) {
+			t.Errorf("%v got %v, its pin is %s", s.mac, got, s.want)
+		}
+	}
+}
+
 func TestPoolIsUsedUp(t *testing.T) {
 	c := config4()
 	c.Last = ip("10.0.2.17")

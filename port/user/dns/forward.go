@@ -27,6 +27,8 @@ type Options struct {
 	// Logger receives changes of the resolvers' condition, at a bounded rate if its handler is that of internal/ratelog; nil means
 	// slog.Default.
 	Logger *slog.Logger
+	// Fail is told of a panic on a goroutine of the forwarder, which is of no use any more. Nil lets the panic end the process.
+	Fail func(cause any)
 }
 
 // Stats counts questions.
@@ -77,8 +79,19 @@ func New(config Config, opts Options) (*Forwarder, error) {
 	f.sockets.all = map[*socket]struct{}{}
 	f.sockets.buffer.New = func() any { return new([maxAnswer]byte) }
 	f.sockets.stray = func() { f.count.stray.Add(1) }
+	f.sockets.contain = f.contain
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	return f, nil
+}
+
+// contain is deferred on every goroutine of the forwarder.
+func (f *Forwarder) contain() {
+	if f.opts.Fail == nil {
+		return
+	}
+	if cause := recover(); cause != nil {
+		f.opts.Fail(cause)
+	}
 }
 
 // Configure makes the forwarder follow another configuration from the next question on. On an error nothing changes.

@@ -136,6 +136,7 @@ func (f *Forwarder) datagram(conn net.PacketConn, from net.Addr, message []byte)
 	query := append([]byte(nil), message...)
 	f.serving.ended.Add(1)
 	go func() {
+		defer f.contain()
 		defer f.serving.ended.Done()
 		defer f.load.end(guest)
 		ctx, cancel := context.WithTimeout(f.ctx, answerTime)
@@ -172,6 +173,7 @@ func (f *Forwarder) ServeStream(l net.Listener) error {
 			continue
 		}
 		go func() {
+			defer f.contain()
 			defer f.serving.done(conn)
 			defer f.serving.conns.end(guest)
 			f.stream(conn, guest)

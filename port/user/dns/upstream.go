@@ -33,12 +33,13 @@ var (
 
 // sockets are the datagram sockets to all resolvers. It is safe for concurrent use.
 type sockets struct {
-	mu     sync.Mutex
-	all    map[*socket]struct{}
-	closed bool
-	ended  sync.WaitGroup
-	buffer sync.Pool
-	stray  func() // counts datagrams that answer nothing
+	mu      sync.Mutex
+	all     map[*socket]struct{}
+	closed  bool
+	ended   sync.WaitGroup
+	buffer  sync.Pool
+	stray   func() // counts datagrams that answer nothing
+	contain func() // is deferred on goroutines
 }
 
 // socket is one port of ours at which a resolver's answers arrive. Its fields belong to sockets.mu.
@@ -180,30 +181,36 @@ func (s *sockets) retire(k *socket) {
 
 // read hands answers over until the socket is closed. An error (the resolver's host refuses) is everybody's who waits here.
 func (s *sockets) read(k *socket) {
+	defer s.contain()
 	defer s.ended.Done()
 	buffer := s.buffer.Get().(*[maxAnswer]byte)
 	defer s.buffer.Put(buffer)
 	for {
 		n, err := k.conn.Read(buffer[:])
-		s.mu.Lock()
-		switch {
-		case err != nil:
-			k.retired = true
-			for id, e := range k.pending {
-				delete(k.pending, id)
-				e.done <- result{err: fmt.Errorf("ask %v: %w", k.addr, err)}
-			}
-			s.settle(k)
-			s.mu.Unlock()
+		if err != nil {
+			s.fail(k, err)
 			return
-		case n < headerLen || !s.deliver(k, buffer[:n]):
+		}
+		if n < headerLen || !s.deliver(k, buffer[:n]) {
 			s.stray()
 		}
-		s.mu.Unlock()
 	}
 }
 
+func (s *sockets) fail(k *socket, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k.retired = true
+	for id, e := range k.pending {
+		delete(k.pending, id)
+		e.done <- result{err: fmt.Errorf("ask %v: %w", k.addr, err)}
+	}
+	s.settle(k)
+}
+
 func (s *sockets) deliver(k *socket, answer []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	id := binary.BigEndian.Uint16(answer)
 	e := k.pending[id]
 	if e == nil || !answers(answer, e.sent, e.exact) {
