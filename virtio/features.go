@@ -2,6 +2,7 @@ package virtio
 
 import (
 	"math/bits"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -101,6 +102,15 @@ func (f Features) Names() []string {
 		names = append(names, name)
 	}
 	return names
+}
+
+// ParseFeature returns the bit that Names gives that name.
+func ParseFeature(name string) (bit Features, ok bool) {
+	n := slices.Index(featureNames[:], name)
+	if n < 0 || name == "" {
+		return 0, false
+	}
+	return 1 << n, true
 }
 
 // String joins Names with "|"; the empty set is "none".

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/vhostd/vhostd/internal/attach"
 	"github.com/vhostd/vhostd/vhostuser"
 )
 
@@ -23,6 +24,7 @@ func (f failure) Unwrap() error { return f.err }
 
 func main() {
 	vhostuser.PostcopyHelper()
+	attach.RunHelper()
 	err := newRoot().Execute()
 	if err == nil {
 		return

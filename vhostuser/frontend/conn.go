@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -279,6 +280,34 @@ func (c *Conn) DoAck(req vhostuser.Request, payload []byte, fds ...int) error {
 // Sync waits until the back-end has handled everything sent so far.
 func (c *Conn) Sync() error {
 	_, err := c.GetFeatures()
+	return err
+}
+
+// AwaitEnd waits until the connection cannot be used any more and says why: the back-end closed it (io.EOF), or sent
+// something that nobody asked for. It returns nil, and leaves the connection usable, when ctx is done. Nothing else may use the
+// connection meanwhile.
+func (c *Conn) AwaitEnd(ctx context.Context) error {
+	if err := c.conn.SetReadDeadline(time.Time{}); err != nil {
+		return err
+	}
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(interrupted)
+		_ = c.conn.SetReadDeadline(time.Unix(1, 0)) // fails only on a closed connection, on which nobody waits
+	})
+	var first [1]byte
+	var r Reply
+	err := c.recvFull(first[:], &r)
+	r.closeFDs()
+	if !stop() {
+		<-interrupted
+	}
+	switch {
+	case err == nil:
+		return errors.New("the back-end sent something that nobody asked for")
+	case ctx.Err() != nil && errors.Is(err, os.ErrDeadlineExceeded):
+		return nil
+	}
 	return err
 }
 
