@@ -21,6 +21,7 @@ func guestFlags(g *config.Guest) *pflag.FlagSet {
 	f.StringVar(&g.Socket, "socket", "", "`PATH` of the vhost-user socket; with socket activation the inherited one is the default")
 	f.BoolVar(&g.Client, "client", g.Client, "dial the socket instead of listening on it, again and again (default off)")
 	f.StringVar(&g.Network, "network", g.Network, "`KIND[,key=value…]` of the network: "+strings.Join(network.Kinds(), ", "))
+	f.StringArrayVar(&g.Publish, "publish", g.Publish, "port of the host that leads to the guest of a user network, again and again: `[ADDR:]PORT:GUESTPORT[/udp]` (default none)")
 	f.IntVar(&g.QueuePairs, "queue-pairs", g.QueuePairs, "number `N` of queue pairs offered")
 	f.StringVar(&g.MAC, "mac", g.MAC, "`MAC` address shown to front-ends that ask for it (default the front-end's)")
 	f.IntVar(&g.MTU, "mtu", g.MTU, "`MTU` of guest and network, 0 for the network's own (default 0)")

@@ -29,6 +29,9 @@ func main() {
 	if err == nil {
 		return
 	}
+	if status, ok := quiet(err); ok {
+		os.Exit(status)
+	}
 	fmt.Fprintln(os.Stderr, "vhostd: "+oneLine(err))
 	var f failure
 	if errors.As(err, &f) {

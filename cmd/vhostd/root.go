@@ -42,7 +42,7 @@ one guest on --socket-path or --fd with the network "` + conventionNetwork + `".
 	root.Flags().IntVar(&fd, "fd", -1, "serve one guest on this inherited socket, connected or listening (`N`)")
 	root.Flags().BoolVar(&capabilities, "print-capabilities", false, "print what this back-end can do as JSON")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
-	root.AddCommand(newServe(), newAttach(), newConfig(), newReload(), newStats(), newBench(), newVersion(), newMan())
+	root.AddCommand(newServe(), newRun(), newQEMUArgs(), newAttach(), newConfig(), newReload(), newStats(), newBench(), newVersion(), newMan())
 	return root
 }
 

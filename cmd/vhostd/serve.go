@@ -79,9 +79,15 @@ type serveFlags struct {
 	file               string
 }
 
-func newServe() *cobra.Command {
+// newServeFlags makes the flags with their defaults, for one command.
+func newServeFlags() *serveFlags {
 	s := &serveFlags{guest: config.DefaultGuest(), process: config.DefaultProcess()}
 	s.ofGuest, s.ofProcess = guestFlags(&s.guest), processFlags(&s.process)
+	return s
+}
+
+func newServe() *cobra.Command {
+	s := newServeFlags()
 	cmd := &cobra.Command{
 		Use:     "serve --socket PATH --network KIND[,key=value…] | --config FILE",
 		Short:   "Serve guests until a signal",

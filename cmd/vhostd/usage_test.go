@@ -170,7 +170,7 @@ func TestManAndCompletion(t *testing.T) {
 	if code, _, stderr := run(t, "man", dir); code != 0 {
 		t.Fatalf("%d %s", code, stderr)
 	}
-	for _, page := range []string{"vhostd.8", "vhostd-serve.8", "vhostd-config-check.8", "vhostd-stats.8"} {
+	for _, page := range []string{"vhostd.8", "vhostd-serve.8", "vhostd-config-check.8", "vhostd-stats.8", "vhostd-run.8", "vhostd-qemu-args.8"} {
 		text, err := os.ReadFile(filepath.Join(dir, page))
 		if err != nil || !strings.Contains(string(text), ".SH") {
 			t.Errorf("%s: %v", page, err)

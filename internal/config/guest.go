@@ -33,6 +33,7 @@ type Guest struct {
 	Socket       string   `yaml:"socket" json:"socket"`
 	Client       bool     `yaml:"client" json:"client,omitempty"`
 	Network      string   `yaml:"network" json:"network"`
+	Publish      []string `yaml:"publish" json:"publish,omitempty"`
 	QueuePairs   int      `yaml:"queue-pairs" json:"queue-pairs"`
 	MAC          string   `yaml:"mac" json:"mac,omitempty"`
 	MTU          int      `yaml:"mtu" json:"mtu,omitempty"`
@@ -116,6 +117,9 @@ func parseNetwork(g Guest, spec *GuestSpec) (err error) {
 	}
 	if spec.Network, err = network.Parse(g.Network); err != nil {
 		return &KeyError{Key: "network", Err: err}
+	}
+	if spec.Network, err = spec.Network.WithPublish(g.Publish); err != nil {
+		return &KeyError{Key: "publish", Err: err}
 	}
 	return nil
 }

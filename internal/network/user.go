@@ -167,6 +167,27 @@ func (n Network) PublishPaths() (paths []string) {
 	return paths
 }
 
+// WithPublish returns the network with further ports that lead to the guest, as its parameter publish takes them. Only the user network
+// has such ports.
+func (n Network) WithPublish(ports []string) (Network, error) {
+	if len(ports) == 0 {
+		return n, nil
+	}
+	kind, _, _ := strings.Cut(n.text, ",")
+	if kind != userKind {
+		return n, fmt.Errorf("%s: the network %s publishes no ports: accepted with the network %s, and as uplink-publish= of a switch with "+
+			"uplink=%s", ports[0], kind, userKind, userKind)
+	}
+	text := n.text
+	for _, p := range ports {
+		if _, err := user.ParsePublication(p); err != nil {
+			return n, err
+		}
+		text += `,publish="` + p + `"`
+	}
+	return Parse(text)
+}
+
 // UsesSockets says whether the network, or the uplink of the switch, reaches the networks of the host through sockets.
 func (n Network) UsesSockets() bool { return n.user() != nil }
 
