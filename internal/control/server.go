@@ -108,7 +108,8 @@ func Handler(b Backend, version string, log *slog.Logger) http.Handler {
 }
 
 // paths is what there is, for who asked for something else.
-const paths = "GET /v1/status, /v1/stats, /v1/networks, /healthz, /metrics, POST /v1/reload, /v1/guests, PATCH and DELETE /v1/guests/NAME, " +
+const paths = "GET /v1/status, /v1/stats, /v1/networks, /healthz, /metrics, POST /v1/reload, /v1/guests, " +
+	"PATCH and DELETE /v1/guests/NAME, " +
 	"and of user networks GET /v1/guests/NAME/VIEW and /v1/networks/SWITCH/VIEW for flows, leases, dns, policy and publish, " +
 	"POST and DELETE for publish"
 

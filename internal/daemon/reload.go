@@ -49,7 +49,10 @@ type GuestError struct {
 // it are removed, new ones added, and those that stay follow what they can while they are served. Guests that were added otherwise are
 // left alone, unless the configuration has their name. One failure does not keep the rest from being done.
 func (d *Daemon) Reload(before []string, now []config.GuestSpec) Reload {
-	r := Reload{Added: []string{}, Removed: []string{}, Changed: []GuestChange{}, Pending: []GuestChange{}, Failed: []GuestError{}, Process: []string{}}
+	r := Reload{
+		Added: []string{}, Removed: []string{}, Changed: []GuestChange{}, Pending: []GuestChange{}, Failed: []GuestError{},
+		Process: []string{},
+	}
 	failed := func(name string, err error) { r.Failed = append(r.Failed, GuestError{name, err.Error()}) }
 	for _, name := range before {
 		if slices.ContainsFunc(now, func(g config.GuestSpec) bool { return g.Name == name }) {

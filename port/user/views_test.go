@@ -154,7 +154,8 @@ func TestFlowList(t *testing.T) {
 		f.PacketsFrom == 0 || f.PacketsTo == 0 || f.State != "open" || f.Remote.String() != at || f.Idle > f.Age {
 		t.Errorf("the busy flow: %+v", f)
 	}
-	if f := p.Flows(FlowQuery{Sort: "idle", Limit: 1}).Flows[0]; f.Guest.Port() != netip.MustParseAddrPort(quietOne.LocalAddr().String()).Port() {
+	quietest := netip.MustParseAddrPort(quietOne.LocalAddr().String()).Port()
+	if f := p.Flows(FlowQuery{Sort: "idle", Limit: 1}).Flows[0]; f.Guest.Port() != quietest {
 		t.Errorf("the quietest flow: %+v", f)
 	}
 	if n := p.Flows(FlowQuery{Guest: netip.MustParseAddr("10.0.2.99")}).Total; n != 0 {
@@ -176,7 +177,8 @@ func TestVeryManyFlows(t *testing.T) {
 	const n = DefaultMaxFlows
 	for i := range n { // without sockets, of which the tests have fewer
 		d := &dgram{port: p, started: time.Now(), fd: -1, via: &udpListener{port: p}}
-		d.key = flowKey{protoUDP, netip.AddrPortFrom(p.opts.Guest, uint16(i)), netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, byte(i >> 16), 1}), 53)}
+		remote := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, byte(i >> 16), 1}), 53)
+		d.key = flowKey{protoUDP, netip.AddrPortFrom(p.opts.Guest, uint16(i)), remote}
 		d.up.Store(uint64(i))
 		if !p.flows.admit() || !p.flows.add(d) {
 			t.Fatalf("flow %d is refused", i)
