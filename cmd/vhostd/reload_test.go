@@ -197,6 +197,13 @@ func TestReloadUnderTraffic(t *testing.T) {
 		"  - {name: vm1, socket: DIR/vm1, queue-pairs: 2, network: 'user,dns=127.0.0.1:9,host-loopback=on,subnet=10.9.0.0/24'}\n" +
 		"  - {name: vm2, socket: DIR/vm2, network: echo}\n")
 	wantError(t, exitFailure, "not all of the configuration is in force", code, "", stderr)
+	if !strings.Contains(s.stderr.String(), "needs=\"the guest to be removed and added\"") {
+		t.Errorf("the log does not say what is needed:\n%s", s.stderr)
+	}
+	if code, stdout, _ := run(t, "reload", "--control", s.control); code != exitFailure ||
+		stdout != "pending vm1: queue-pairs, network:subnet: needs the guest to be removed and added\npending: wake: needs the daemon to be started again\n" {
+		t.Errorf("again: %d %q", code, stdout)
+	}
 	want = []string{"queue-pairs", "network:subnet"}
 	if len(report.Pending) != 1 || !slices.Equal(report.Pending[0].Keys, want) || !slices.Equal(report.Added, []string{"vm2"}) ||
 		!slices.Equal(report.Process, []string{"wake"}) || len(report.Changed) != 1 {

@@ -1,5 +1,6 @@
 // Package control is the daemon's HTTP API on a Unix socket: status, counters, health, Prometheus
-// metrics, and adding and removing guests.
+// metrics, views of user networks, publishing their ports, adding, changing and removing guests, and
+// reloading the configuration.
 package control
 
 import (
@@ -179,7 +180,11 @@ func (a *api) reload(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	report, err := r.ReloadConfiguration()
-	if err != nil {
+	switch {
+	case errors.Is(err, daemon.ErrStopping):
+		fail(w, statusOf(err), err)
+		return
+	case err != nil:
 		fail(w, http.StatusBadRequest, err)
 		return
 	}

@@ -37,7 +37,11 @@ func (r *Reload) Idle() bool {
 type GuestChange struct {
 	Guest string   `json:"guest"`
 	Keys  []string `json:"keys"`
+	Needs string   `json:"needs,omitempty"` // for the keys to be in force
 }
+
+// needsAnew is what a guest needs that cannot follow.
+const needsAnew = "the guest to be removed and added"
 
 // GuestError is what failed about a guest; everything else was done.
 type GuestError struct {
@@ -134,12 +138,12 @@ func (d *Daemon) follow(spec config.GuestSpec, r *Reload) error {
 	g.network, g.copy, g.txAlloc = changed.Network, spec.Copy, spec.TxAlloc
 	g.mu.Unlock()
 	if len(difference.Live) > 0 {
-		r.Changed = append(r.Changed, GuestChange{spec.Name, difference.Live})
+		r.Changed = append(r.Changed, GuestChange{Guest: spec.Name, Keys: difference.Live})
 		g.log.Info("guest changed", "keys", difference.Live, "ended-flows", changed.Ended)
 	}
 	if len(difference.Fixed) > 0 {
-		r.Pending = append(r.Pending, GuestChange{spec.Name, difference.Fixed})
-		g.log.Warn("a change needs the guest to be removed and added", "keys", difference.Fixed)
+		r.Pending = append(r.Pending, GuestChange{spec.Name, difference.Fixed, needsAnew})
+		g.log.Warn("a change is pending", "keys", difference.Fixed, "needs", needsAnew)
 	}
 	return nil
 }

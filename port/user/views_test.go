@@ -171,6 +171,41 @@ func TestFlowList(t *testing.T) {
 	}
 }
 
+// TestInboundFlowBeforeItsAnswer: a connection to a published port is listed while the guest is looked for, and gone when it is not there.
+func TestInboundFlowBeforeItsAnswer(t *testing.T) {
+	p := newServed(t, Options{}, Services{})
+	newGuest(t, p)
+	what, err := ParsePublication("127.0.0.1:7099:10.0.2.77:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Publish(what); err != nil {
+		t.Fatal(err)
+	}
+	call := func() {
+		c, err := net.Dial("tcp", "127.0.0.1:7099")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+	}
+	call()
+	if !porttest.Eventually(func() bool {
+		list := p.Flows(FlowQuery{}).Flows
+		if len(list) == 0 {
+			call() // the test was slower than the search for the guest
+			return false
+		}
+		f := list[0]
+		return f.Inbound && f.State == "connecting" && f.Guest.String() == "10.0.2.77:80" && p.Protocols()[kindTCP].Flows > 0
+	}) {
+		t.Errorf("flows: %+v", p.Flows(FlowQuery{}))
+	}
+	if !porttest.Eventually(func() bool { return p.Flows(FlowQuery{}).Total == 0 && p.FlowCount() == 0 }) {
+		t.Errorf("left: %+v", p.Flows(FlowQuery{}))
+	}
+}
+
 // TestVeryManyFlows: a guest with the most flows that it may have; the list is short, the total is right, and datagrams pass meanwhile.
 func TestVeryManyFlows(t *testing.T) {
 	p := newServed(t, Options{}, Services{})
