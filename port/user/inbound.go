@@ -72,13 +72,13 @@ func (s *tcpSide) giveUp(c *conn) {
 // serve connects to the guest and begins to copy.
 func (s *tcpSide) serve(what Publication, c *conn) {
 	guest, ok := s.port.target(what, c.other.Addr())
+	c.guest = netip.AddrPortFrom(guest, what.GuestPort)
+	s.call(c, c.guest)
+	defer s.called(c)
 	if !ok || !s.findGuest(guest) {
 		s.giveUp(c)
 		return
 	}
-	c.guest = netip.AddrPortFrom(guest, what.GuestPort)
-	s.call(c, c.guest)
-	defer s.called(c)
 	entry, told := waiter.NewChannelEntry(waiter.WritableEvents | waiter.EventErr | waiter.EventHUp)
 	c.waits.EventRegister(&entry)
 	defer c.waits.EventUnregister(&entry)
