@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Descriptors: three eventfds a ring, of which a front-end may use twice as many as are offered, one
-// tap queue a pair; a few for the guest's sockets and memory regions in passing, and for the process
+// Descriptors: three eventfds a ring, of which a front-end may use twice as many as are offered; a
+// network's queue and what its edge waits with a pair; a few for the guest's sockets and memory regions in passing, and for the process
 // itself.
 const (
-	filesPerPair    = 2*2*3 + 1
+	filesPerPair    = 2*2*3 + 3
 	filesPerGuest   = 16
 	filesPerProcess = 64
 )

@@ -74,12 +74,16 @@ type running struct {
 	arena   *pagemem.Arena
 	helpers func()     // ends what postcopy has started, may be nil
 	ended   chan error // the session of an inherited connection is over
-	reloads func()     // ends reloading on a signal, may be nil
+	// reloads ends reloading, may be nil.
+	reloads func(context.Context) error
 }
 
 // run serves until a signal and tears everything down again. Errors are failures.
 func (p *plan) run(out io.Writer) error {
-	stop := stopSignal(p.reload == nil)
+	stop := stopSignal()
+	if p.reload != nil {
+		stop = p.reload.stopSignal()
+	}
 	// Guests shall not lose their network because the reader of the log has gone away.
 	signal.Ignore(unix.SIGPIPE)
 	r := &running{ended: make(chan error, 1)}
@@ -259,11 +263,9 @@ func (r *running) stop() error {
 	if r.control != nil {
 		errs = append(errs, r.control.Close())
 	}
-	if r.reloads != nil {
-		r.reloads()
-	}
+	late := r.endReloads(ctx)
 	if r.daemon != nil {
-		if err := r.daemon.Close(ctx); err != nil {
+		if err := errors.Join(late, r.daemon.Close(ctx)); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
 	}
@@ -279,19 +281,30 @@ func (r *running) stop() error {
 	return errors.Join(errs...)
 }
 
+// endReloads waits for half of the time that is left for a reload that is under way.
+func (r *running) endReloads(ctx context.Context) error {
+	if r.reloads == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopWithin/2)
+	defer cancel()
+	return r.reloads(ctx)
+}
+
 // stopSignal returns a channel that gets the first signal to stop. A later one ends the process at
 // once, because start or stop must hang. Signals that follow the first one closely belong to it:
-// timeout(1) and shells signal the process and its group. hangup says that SIGHUP is a signal to stop.
-func stopSignal(hangup bool) <-chan os.Signal {
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
+// timeout(1) and shells signal the process and its group.
+func stopSignal() <-chan os.Signal {
 	// A terminal that closes shall not leave sockets behind; nohup(1) has the signal ignored.
-	switch {
-	case !hangup:
-		signal.Notify(make(chan os.Signal, 1), unix.SIGHUP) // one that comes before the daemon is ready must not end it
-	case !signal.Ignored(unix.SIGHUP):
-		signal.Notify(signals, unix.SIGHUP)
+	if !signal.Ignored(unix.SIGHUP) {
+		return firstOf(unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	}
+	return firstOf(unix.SIGTERM, unix.SIGINT)
+}
+
+func firstOf(which ...os.Signal) <-chan os.Signal {
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, which...)
 	stop := make(chan os.Signal, 1)
 	go func() {
 		stop <- <-signals

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -34,6 +36,7 @@ type reloader struct {
 	daemon  *daemon.Daemon
 	process config.Process // in force
 	names   []string       // of the guests that the file described last
+	over    bool           // the daemon is stopping
 }
 
 // newReloader remembers what the file said at the start.
@@ -49,10 +52,19 @@ func newReloader(file string, given *pflag.FlagSet, process config.Process, gues
 	return r, nil
 }
 
+// stopSignal is stopSignal without SIGHUP, of which one that comes before the daemon is ready is lost.
+func (*reloader) stopSignal() <-chan os.Signal {
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
+	return firstOf(unix.SIGTERM, unix.SIGINT)
+}
+
 // reload makes the daemon what the file says now. A file that is wrong in any place changes nothing; that is the error.
 func (r *reloader) reload() (daemon.Reload, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.over {
+		return daemon.Reload{}, daemon.ErrStopping
+	}
 	notify(r.log, sd.SdNotifyReloading+"\n"+monotonic())
 	defer notify(r.log, sd.SdNotifyReady)
 	process, guests, err := r.read()
@@ -117,9 +129,10 @@ func (r *reloader) tell(report *daemon.Reload) {
 		"pending", len(report.Pending), "failed", len(report.Failed), "ended-flows", report.EndedFlows)
 }
 
-// onSignal reloads on SIGHUP until stop is called, which waits for a reload that is under way.
-func (r *reloader) onSignal() (stop func()) {
-	hangups, end, ended := make(chan os.Signal, 1), make(chan struct{}), make(chan struct{})
+// onSignal reloads on SIGHUP until stop is called. stop waits for a reload that is under way, whoever has asked for it; an error says
+// that there still is one.
+func (r *reloader) onSignal() (stop func(context.Context) error) {
+	hangups, end, ended, quiet := make(chan os.Signal, 1), make(chan struct{}), make(chan struct{}), make(chan struct{})
 	signal.Notify(hangups, unix.SIGHUP)
 	go func() {
 		defer close(ended)
@@ -132,10 +145,22 @@ func (r *reloader) onSignal() (stop func()) {
 			}
 		}
 	}()
-	return func() {
+	return func(ctx context.Context) error {
 		signal.Stop(hangups)
 		close(end)
-		<-ended
+		go func() {
+			<-ended
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.over = true
+			close(quiet)
+		}()
+		select {
+		case <-quiet:
+			return nil
+		case <-ctx.Done():
+			return errors.New("a reload of the configuration did not end in time")
+		}
 	}
 }
 
@@ -191,7 +216,7 @@ func newReload() *cobra.Command {
 				err = printReload(cmd.OutOrStdout(), report)
 			}
 			if err == nil && !report.Complete() {
-				err = fmt.Errorf("not all of the configuration is in force")
+				err = errors.New("not all of the configuration is in force")
 			}
 			if err != nil {
 				return failure{err}
@@ -221,10 +246,10 @@ func printReload(w io.Writer, r daemon.Reload) error {
 		line("ended %d flows that are denied now", r.EndedFlows)
 	}
 	for _, c := range r.Pending {
-		line("pending %s: %s: the guest needs to be removed and added", cell(c.Guest), cell(strings.Join(c.Keys, ", ")))
+		line("pending %s: %s: needs %s", cell(c.Guest), cell(strings.Join(c.Keys, ", ")), cell(c.Needs))
 	}
 	if len(r.Process) > 0 {
-		line("pending: %s: the daemon needs to be started again", cell(strings.Join(r.Process, ", ")))
+		line("pending: %s: needs the daemon to be started again", cell(strings.Join(r.Process, ", ")))
 	}
 	for _, f := range r.Failed {
 		line("failed %s: %s", cell(f.Guest), cell(f.Error))

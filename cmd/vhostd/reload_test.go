@@ -77,6 +77,16 @@ func (s *served) ask(method, path, body string) (string, error) {
 	return string(got), err
 }
 
+// until waits for a condition.
+func (s *served) until(what string, holds func() bool) {
+	s.t.Helper()
+	for end := time.Now().Add(patient); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			s.t.Fatalf("never: %s; stderr:\n%s", what, s.stderr)
+		}
+	}
+}
+
 // view runs vhostd stats VIEW --json and returns what it says of the only network.
 func (s *served) view(into any, args ...string) {
 	s.t.Helper()
@@ -151,9 +161,12 @@ func TestReloadUnderTraffic(t *testing.T) {
 		}
 	}
 
-	code, report, stderr := s.reload(fmt.Sprintf(oneGuest, fmt.Sprintf(",deny=10.0.2.2:%d,publish=unix:DIR/web:80,rate-in=1Gbit,max-flows=50,host=a.example:192.0.2.1", denied)))
+	changed := fmt.Sprintf(oneGuest, fmt.Sprintf(
+		",deny=10.0.2.2:%d,publish=unix:DIR/web:80,rate-in=1Gbit,max-flows=50,host=a.example:192.0.2.1", denied))
+	code, report, stderr := s.reload(changed)
 	want := []string{"network:deny", "network:host", "network:max-flows", "network:publish", "network:rate-in"}
-	if code != 0 || stderr != "" || len(report.Changed) != 1 || !slices.Equal(report.Changed[0].Keys, want) || report.EndedFlows != 1 || !report.Complete() {
+	if code != 0 || stderr != "" || len(report.Changed) != 1 || !slices.Equal(report.Changed[0].Keys, want) || report.EndedFlows != 1 ||
+		!report.Complete() {
 		t.Errorf("%d %+v %q", code, report, stderr)
 	}
 	stays("after new rules")
@@ -168,25 +181,31 @@ func TestReloadUnderTraffic(t *testing.T) {
 	if s.view(&rules, "policy"); len(rules.Rules) != 1 || rules.Rules[0].Ended != 1 {
 		t.Errorf("policy: %+v", rules)
 	}
-	if code, report, _ := s.reload(fmt.Sprintf(oneGuest, fmt.Sprintf(",deny=10.0.2.2:%d,publish=unix:DIR/web:80,rate-in=1Gbit,max-flows=50,host=a.example:192.0.2.1", denied))); code != 0 || !report.Idle() {
+	if code, report, _ := s.reload(changed); code != 0 || !report.Idle() {
 		t.Errorf("the same file again: %d %+v", code, report)
 	}
 
 	code, _, stderr = s.reload(strings.Replace(fmt.Sprintf(oneGuest, ",deny=x:y"), "vm1,", "vm2,", 1))
 	wantError(t, exitFailure, "nothing is changed: "+s.file+":2:", code, "", stderr)
 	s.signal(syscall.SIGHUP)
-	for end := time.Now().Add(patient); strings.Count(s.stderr.String(), "configuration was not reloaded") < 2; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("SIGHUP does not tell of the wrong file:\n%s", s.stderr)
-		}
-	}
+	s.until("SIGHUP tells of the wrong file", func() bool {
+		return strings.Count(s.stderr.String(), "configuration was not reloaded") == 2
+	})
 	stays("after wrong files")
 
 	code, report, stderr = s.reload("wake: poll\nguests:\n" +
 		"  - {name: vm1, socket: DIR/vm1, queue-pairs: 2, network: 'user,dns=127.0.0.1:9,host-loopback=on,subnet=10.9.0.0/24'}\n" +
 		"  - {name: vm2, socket: DIR/vm2, network: echo}\n")
 	wantError(t, exitFailure, "not all of the configuration is in force", code, "", stderr)
-	if len(report.Pending) != 1 || !slices.Equal(report.Pending[0].Keys, []string{"queue-pairs", "network:subnet"}) || !slices.Equal(report.Added, []string{"vm2"}) ||
+	if !strings.Contains(s.stderr.String(), "needs=\"the guest to be removed and added\"") {
+		t.Errorf("the log does not say what is needed:\n%s", s.stderr)
+	}
+	if code, stdout, _ := run(t, "reload", "--control", s.control); code != exitFailure ||
+		stdout != "pending vm1: queue-pairs, network:subnet: needs the guest to be removed and added\npending: wake: needs the daemon to be started again\n" {
+		t.Errorf("again: %d %q", code, stdout)
+	}
+	want = []string{"queue-pairs", "network:subnet"}
+	if len(report.Pending) != 1 || !slices.Equal(report.Pending[0].Keys, want) || !slices.Equal(report.Added, []string{"vm2"}) ||
 		!slices.Equal(report.Process, []string{"wake"}) || len(report.Changed) != 1 {
 		t.Errorf("%+v", report)
 	}
@@ -196,14 +215,10 @@ func TestReloadUnderTraffic(t *testing.T) {
 
 	s.write(fmt.Sprintf(oneGuest, ""))
 	s.signal(syscall.SIGHUP)
-	for end := time.Now().Add(patient); ; time.Sleep(5 * time.Millisecond) {
-		if _, err := os.Lstat(s.dir + "/vm2"); err != nil {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("SIGHUP does not remove the guest:\n%s", s.stderr)
-		}
-	}
+	s.until("SIGHUP removes the guest", func() bool {
+		_, err := os.Lstat(s.dir + "/vm2")
+		return err != nil
+	})
 	stays("after a signal")
 	again := dialHost(t, guest, denied)
 	if err := returnsByte(again); err != nil {
@@ -227,7 +242,8 @@ func TestViewsOfARunningDaemon(t *testing.T) {
 		t.Fatalf("flows: %+v", flows)
 	}
 	f := flows.Flows[0]
-	if f.Remote != netip.AddrPortFrom(netip.MustParseAddr("10.0.2.2"), port) || f.FromGuest != 1 || f.ToGuest != 1 || f.PacketsFrom == 0 || f.State != "open" {
+	remote := netip.AddrPortFrom(netip.MustParseAddr("10.0.2.2"), port)
+	if f.Remote != remote || f.FromGuest != 1 || f.ToGuest != 1 || f.PacketsFrom == 0 || f.State != "open" {
 		t.Errorf("flow: %+v", f)
 	}
 	code, stdout, _ := run(t, "stats", "--control", s.control, "flows")
@@ -235,14 +251,14 @@ func TestViewsOfARunningDaemon(t *testing.T) {
 		t.Errorf("%d\n%s", code, stdout)
 	}
 	web := fmt.Sprintf(`{"publish":"unix:%s/web:80"}`, s.dir)
-	if _, err := s.ask(http.MethodPost, "/v1/guests/vm1/publish", web); err != nil {
+	const path = "/v1/guests/vm1/publish"
+	if _, err := s.ask(http.MethodPost, path, web); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.ask(http.MethodPost, "/v1/guests/vm1/publish", web); err == nil || !strings.Contains(err.Error(), "it is published already") {
-		t.Errorf("twice: %v", err)
-	}
-	if _, err := s.ask(http.MethodPost, "/v1/guests/vm1/publish", `{"publish":"unix:/etc/vhostd-web:80"}`); err == nil || !strings.Contains(err.Error(), "the sandbox does not allow it") {
-		t.Errorf("outside of the sandbox: %v", err)
+	for body, want := range map[string]string{web: "it is published already", `{"publish":"unix:/etc/vhostd-web:80"}`: "the sandbox does not allow it"} {
+		if _, err := s.ask(http.MethodPost, path, body); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", body, err, want)
+		}
 	}
 	var published user.PublishView
 	if s.view(&published, "publish"); len(published.Published) != 1 || published.Published[0].Guest != "10.0.2.15:80" {
@@ -251,7 +267,7 @@ func TestViewsOfARunningDaemon(t *testing.T) {
 	if _, err := os.Lstat(s.dir + "/web"); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.ask(http.MethodDelete, "/v1/guests/vm1/publish", web); err != nil {
+	if _, err := s.ask(http.MethodDelete, path, web); err != nil {
 		t.Error(err)
 	}
 	absent(t, s.dir+"/web")

@@ -58,9 +58,9 @@ Control socket (--control): HTTP with GET /v1/status, /v1/stats, /healthz and /m
 /v1/guests/NAME, PATCH /v1/guests/NAME with tx-alloc and copy, POST /v1/reload. Of user networks,
 which GET /v1/networks lists: GET /v1/guests/NAME/VIEW, or /v1/networks/SWITCH/VIEW for the uplink of a
 switch, with flows (?limit=, sort=, proto=, guest=), leases, dns, policy and publish for VIEW; POST and
-DELETE of publish take {"publish":"…"} as the key of this name. /healthz fails and names the cause while a worker is dead or a network is down;
-with a watchdog of the service manager a dead worker makes it restart the process. A fault inside
-the program ends the process with a status other than 0.
+DELETE of publish take {"publish":"…"} as the key of this name. /healthz fails and names the cause
+while a worker is dead or a network is down; with a watchdog of the service manager a dead worker
+makes it restart the process. A fault inside the program ends the process with a status other than 0.
 
 Sandbox: when everything is ready the process drops what it does not need any more, with Landlock,
 seccomp and its capabilities; GET /v1/status tells what is in force. Sockets of guests that are

@@ -145,7 +145,8 @@ func printFlows(w *tabwriter.Writer, body json.RawMessage) error {
 		if f.Remote.IsValid() {
 			remote = f.Remote.String()
 		}
-		fmt.Fprintf(w, "%s\t%v\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%d\n", cell(f.Proto), f.Guest, way, remote, cell(f.State), span(f.Age), span(f.Idle),
+		fmt.Fprintf(w, "%s\t%v\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%d\n",
+			cell(f.Proto), f.Guest, way, remote, cell(f.State), span(f.Age), span(f.Idle),
 			byteSize(f.FromGuest), f.PacketsFrom, byteSize(f.ToGuest), f.PacketsTo)
 	}
 	return nil
@@ -166,7 +167,8 @@ func printLeases(w *tabwriter.Writer, body json.RawMessage) error {
 		if l.Pinned {
 			pinned = "yes"
 		}
-		fmt.Fprintf(w, "%v\t%v\t%s\t%s\t%s\t%s\t%s\n", l.Addr, l.MAC, cell(l.DUID), cell(l.Name), cell(string(l.State)), l.Expires.Local().Format(time.DateTime), pinned)
+		fmt.Fprintf(w, "%v\t%v\t%s\t%s\t%s\t%s\t%s\n", l.Addr, l.MAC, cell(l.DUID), cell(l.Name), cell(string(l.State)),
+			l.Expires.Local().Format(time.DateTime), pinned)
 	}
 	fmt.Fprintf(w, "\n%d leases, %d addresses heard from, messages without an answer: %s\n", len(v.Leases), v.Neighbors, cell(drops(v.Drops)))
 	return nil
@@ -183,8 +185,8 @@ func printDNS(w *tabwriter.Writer, body json.RawMessage) error {
 	}
 	s := v.Stats
 	fmt.Fprintln(w, "QUERIES\tFORWARDED\tSTATIC\tREFUSED\tFAILED\tBUSY\tMALFORMED\tTIMEOUTS\tTRUNCATED\tTCP\tSTRAY")
-	fmt.Fprintf(w, "%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\n", s.Queries, s.Forwarded, s.Local, s.Refused, s.Failed, s.Busy, s.Malformed, s.Timeouts,
-		s.Truncated, s.Streams, s.Stray)
+	fmt.Fprintf(w, "%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\n", s.Queries, s.Forwarded, s.Local, s.Refused, s.Failed, s.Busy,
+		s.Malformed, s.Timeouts, s.Truncated, s.Streams, s.Stray)
 	fmt.Fprintln(w, "\nDOMAIN\tUPSTREAM\tSTATE")
 	for _, u := range v.Upstreams {
 		state := "in use"

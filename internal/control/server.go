@@ -1,5 +1,6 @@
 // Package control is the daemon's HTTP API on a Unix socket: status, counters, health, Prometheus
-// metrics, and adding and removing guests.
+// metrics, views of user networks, publishing their ports, adding, changing and removing guests, and
+// reloading the configuration.
 package control
 
 import (
@@ -108,7 +109,8 @@ func Handler(b Backend, version string, log *slog.Logger) http.Handler {
 }
 
 // paths is what there is, for who asked for something else.
-const paths = "GET /v1/status, /v1/stats, /v1/networks, /healthz, /metrics, POST /v1/reload, /v1/guests, PATCH and DELETE /v1/guests/NAME, " +
+const paths = "GET /v1/status, /v1/stats, /v1/networks, /healthz, /metrics, POST /v1/reload, /v1/guests, " +
+	"PATCH and DELETE /v1/guests/NAME, " +
 	"and of user networks GET /v1/guests/NAME/VIEW and /v1/networks/SWITCH/VIEW for flows, leases, dns, policy and publish, " +
 	"POST and DELETE for publish"
 
@@ -178,7 +180,11 @@ func (a *api) reload(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	report, err := r.ReloadConfiguration()
-	if err != nil {
+	switch {
+	case errors.Is(err, daemon.ErrStopping):
+		fail(w, statusOf(err), err)
+		return
+	case err != nil:
 		fail(w, http.StatusBadRequest, err)
 		return
 	}

@@ -16,7 +16,7 @@ var (
 	flowPktsDesc  = describe("user_packets_total", "Datagrams, and segments of TCP, of flows.", "guest", "switch", "proto", "direction")
 	leasesDesc    = describe("user_leases", "Leases of DHCP, by state.", "guest", "switch", "state")
 	dnsDesc       = describe("user_dns_queries_total", "Questions of guests, by what became of them.", "guest", "switch", "result")
-	refusedDesc   = describe("user_policy_refusals_total", "Flows and look-ups that the egress policy refused, by reason.", "guest", "switch", "reason")
+	refusedDesc   = describe("user_policy_refusals_total", "Flows and look-ups that the policy refused, by reason.", "guest", "switch", "reason")
 	endedDesc     = describe("user_policy_ended_total", "Flows that a later egress policy ended, by reason.", "guest", "switch", "reason")
 )
 

@@ -37,7 +37,11 @@ func (r *Reload) Idle() bool {
 type GuestChange struct {
 	Guest string   `json:"guest"`
 	Keys  []string `json:"keys"`
+	Needs string   `json:"needs,omitempty"` // for the keys to be in force
 }
+
+// needsAnew is what a guest needs that cannot follow.
+const needsAnew = "the guest to be removed and added"
 
 // GuestError is what failed about a guest; everything else was done.
 type GuestError struct {
@@ -49,7 +53,10 @@ type GuestError struct {
 // it are removed, new ones added, and those that stay follow what they can while they are served. Guests that were added otherwise are
 // left alone, unless the configuration has their name. One failure does not keep the rest from being done.
 func (d *Daemon) Reload(before []string, now []config.GuestSpec) Reload {
-	r := Reload{Added: []string{}, Removed: []string{}, Changed: []GuestChange{}, Pending: []GuestChange{}, Failed: []GuestError{}, Process: []string{}}
+	r := Reload{
+		Added: []string{}, Removed: []string{}, Changed: []GuestChange{}, Pending: []GuestChange{}, Failed: []GuestError{},
+		Process: []string{},
+	}
 	failed := func(name string, err error) { r.Failed = append(r.Failed, GuestError{name, err.Error()}) }
 	for _, name := range before {
 		if slices.ContainsFunc(now, func(g config.GuestSpec) bool { return g.Name == name }) {
@@ -131,12 +138,12 @@ func (d *Daemon) follow(spec config.GuestSpec, r *Reload) error {
 	g.network, g.copy, g.txAlloc = changed.Network, spec.Copy, spec.TxAlloc
 	g.mu.Unlock()
 	if len(difference.Live) > 0 {
-		r.Changed = append(r.Changed, GuestChange{spec.Name, difference.Live})
+		r.Changed = append(r.Changed, GuestChange{Guest: spec.Name, Keys: difference.Live})
 		g.log.Info("guest changed", "keys", difference.Live, "ended-flows", changed.Ended)
 	}
 	if len(difference.Fixed) > 0 {
-		r.Pending = append(r.Pending, GuestChange{spec.Name, difference.Fixed})
-		g.log.Warn("a change needs the guest to be removed and added", "keys", difference.Fixed)
+		r.Pending = append(r.Pending, GuestChange{spec.Name, difference.Fixed, needsAnew})
+		g.log.Warn("a change is pending", "keys", difference.Fixed, "needs", needsAnew)
 	}
 	return nil
 }

@@ -46,8 +46,8 @@ func TestReload(t *testing.T) {
 	second := []config.GuestSpec{r.spec("stays", "user,dns=off,mtu=1400"), r.spec("new", "null")}
 	second[0].TxAlloc, second[0].MTU = virtionet.TxFragPool, 1400
 	got = r.daemon.Reload([]string{"stays", "new"}, second)
-	if len(got.Pending) != 2 || !slices.Equal(got.Pending[0].Keys, []string{"mtu", "network:mtu"}) || !slices.Equal(got.Pending[1].Keys, []string{"network"}) ||
-		len(got.Changed) != 1 || got.Complete() {
+	if len(got.Pending) != 2 || !slices.Equal(got.Pending[0].Keys, []string{"mtu", "network:mtu"}) ||
+		!slices.Equal(got.Pending[1].Keys, []string{"network"}) || len(got.Changed) != 1 || got.Complete() {
 		t.Errorf("%+v", got)
 	}
 	if s := r.daemon.Stats(); s.Guests[2].TxAlloc != "refpage" {
@@ -71,13 +71,15 @@ func TestReloadFailures(t *testing.T) {
 	bad := r.spec("c", "null")
 	bad.Socket = filepath.Join(r.dir, "no", "such")
 	got := r.daemon.Reload([]string{"a", "b"}, append(swapped, bad, r.spec("d", "null")))
-	if len(got.Failed) != 1 || got.Failed[0].Guest != "c" || !strings.Contains(got.Failed[0].Error, "does not exist") || !slices.Equal(got.Added, []string{"d"}) {
+	if len(got.Failed) != 1 || got.Failed[0].Guest != "c" || !strings.Contains(got.Failed[0].Error, "does not exist") ||
+		!slices.Equal(got.Added, []string{"d"}) {
 		t.Errorf("%+v", got)
 	}
 	if err := os.Mkdir(filepath.Dir(bad.Socket), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if got := r.daemon.Reload([]string{"a", "b", "c", "d"}, append(swapped, bad, r.spec("d", "null"))); !slices.Equal(got.Added, []string{"c"}) || !got.Complete() {
+	got = r.daemon.Reload([]string{"a", "b", "c", "d"}, append(swapped, bad, r.spec("d", "null")))
+	if !slices.Equal(got.Added, []string{"c"}) || !got.Complete() {
 		t.Errorf("%+v", got)
 	}
 }

@@ -1,7 +1,6 @@
 package network
 
 import (
-	"fmt"
 	"log/slog"
 	"net"
 	"path/filepath"
@@ -9,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vhostd/vhostd/internal/testmain"
 	"github.com/vhostd/vhostd/packet"
 	"github.com/vhostd/vhostd/port"
 	"github.com/vhostd/vhostd/port/porttest"
@@ -138,40 +138,45 @@ func TestFollowUplink(t *testing.T) {
 	}
 }
 
-// TestGuardedNetworks: user, switch and sock drop what a guest sends under another address, and can be told another one while they run.
+// TestGuardedNetworks: each kind of network drops what a guest sends under another address, and can be told another one while it runs.
 func TestGuardedNetworks(t *testing.T) {
 	s, rig := newSwitches(t)
-	path := filepath.Join(t.TempDir(), "net")
-	for _, text := range []string{"user,dns=off", "switch,name=lan", "sock,path=" + path} {
-		n := mustParse(t, text+",guard=02:00:00:00:00:14,guard=10.0.2.20")
-		p, err := n.Open(Options{QueuePairs: 1, Switches: s, Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { p.Close() })
-		q := rig.Open(t, p, 0)
-		refused := func() uint64 {
-			return porttest.DropCount(q, "spoofed_mac") + porttest.DropCount(q, "spoofed_arp")
-		}
-		send := func(from byte) { q.Send([]packet.Packet{rig.Packet(t, arp(from), 0)}) }
-		send(20)
-		if refused() != 0 {
-			t.Errorf("%s: the guest's own frame is refused", text)
-		}
-		send(21)
-		if refused() != 1 {
-			t.Errorf("%s: a frame of another guest passes", text)
-		}
-		if err := p.(port.AddressKeeper).MaySend([6]byte{2, 0, 0, 0, 0, 21}); err == nil {
-			t.Errorf("%s: the guest may take another's address", text)
-		}
-		if _, err := n.Follow(p, mustParse(t, fmt.Sprint(text, ",guard=10.0.2.21")), s); err != nil {
-			t.Fatal(err)
-		}
-		send(21)
-		send(20)
-		if refused() != 2 {
-			t.Errorf("%s: %d refused after the guard was changed", text, refused())
+	for kind, text := range map[string]string{
+		"user": "user,dns=off", "switch": "switch,name=lan", "sock": "sock,path=" + filepath.Join(t.TempDir(), "net"), "tap": "tap,name=vhdgrd%d",
+	} {
+		t.Run(kind, func(t *testing.T) {
+			if kind == "tap" {
+				testmain.NeedTun(t)
+			}
+			guarded(t, s, rig, text)
+		})
+	}
+}
+
+// guarded wants a guard in front of the network that text describes.
+func guarded(t *testing.T, s *Switches, rig *porttest.Rig, text string) {
+	n := mustParse(t, text+",guard=02:00:00:00:00:14,guard=10.0.2.20")
+	p, err := n.Open(Options{QueuePairs: 1, Switches: s, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	q := rig.Open(t, p, 0)
+	send := func(from byte, refused uint64) {
+		t.Helper()
+		q.Send([]packet.Packet{rig.Packet(t, arp(from), 0)})
+		if n := porttest.DropCount(q, "spoofed_mac") + porttest.DropCount(q, "spoofed_arp"); n != refused {
+			t.Errorf("after a frame of station %d: %d refused, want %d", from, n, refused)
 		}
 	}
+	send(20, 0)
+	send(21, 1)
+	if err := p.(port.AddressKeeper).MaySend([6]byte{2, 0, 0, 0, 0, 21}); err == nil {
+		t.Error("the guest may take another's address")
+	}
+	if _, err := n.Follow(p, mustParse(t, text+",guard=10.0.2.21"), s); err != nil {
+		t.Fatal(err)
+	}
+	send(21, 1)
+	send(20, 2)
 }

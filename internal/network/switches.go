@@ -213,7 +213,7 @@ func parseSwitch(s *netspec.Spec) (opener, error) {
 	}
 	mac, sub := s.String("mac", ""), s.Sub("uplink")
 	if spec.name == "" {
-		return nil, &port.OptionError{Kind: "switch", Option: "name", Accept: "the name of a switch, which its guests have in common, such as name=lan"}
+		return nil, &port.OptionError{Kind: "switch", Option: "name", Accept: "a name that its guests have in common, such as lan"}
 	}
 	if !validSwitchName(spec.name) {
 		return nil, fmt.Errorf("network switch: name=%s: accepted are 1 to %d letters, digits, '.', '_' and '-'", spec.name, maxSwitchName)

@@ -95,9 +95,10 @@ func (b *Bucket) Rate() Rate {
 	return Rate(b.rate.Load())
 }
 
-// Now is the bucket's clock, for TakeAt: one reading does for a batch.
+// Now is the bucket's clock, for TakeAt: one reading does for a batch. Without a limit it is not read, and 0; a limit that comes at this
+// moment at most pushes one batch back.
 func (b *Bucket) Now() time.Duration {
-	if b == nil {
+	if b.Rate() == 0 {
 		return 0
 	}
 	return time.Since(b.start)

@@ -15,6 +15,7 @@ const (
 	ownSockets = access.AccessFSMakeSock | access.AccessFSRemoveFile | access.AccessFSReadDir | access.AccessFSResolveUnix
 	ownFiles   = access.AccessFSReadFile | access.AccessFSWriteFile | access.AccessFSReadDir | access.AccessFSMakeReg |
 		access.AccessFSRemoveFile | access.AccessFSTruncate
+	readFiles = access.AccessFSReadFile | access.AccessFSReadDir
 	useDevice = access.AccessFSReadFile | access.AccessFSWriteFile | access.AccessFSIoctlDev
 )
 
@@ -41,7 +42,7 @@ func restrictPaths(o Options) (abi int, err error) {
 // rules are the paths that stay open. Files that are open, received or without a name, such as guest memory, need none. Files of
 // /proc tell who a front-end is and how much memory and time the process uses.
 func rules(o Options, notify string) []landlock.Rule {
-	list := []landlock.Rule{landlock.PathAccess(access.AccessFSReadFile|access.AccessFSReadDir, "/proc")}
+	list := []landlock.Rule{landlock.PathAccess(readFiles, "/proc")}
 	if len(o.SocketDirs) > 0 {
 		list = append(list, landlock.PathAccess(ownSockets, o.SocketDirs...))
 	}
@@ -61,10 +62,10 @@ func rules(o Options, notify string) []landlock.Rule {
 		list = append(list, landlock.PathAccess(access.AccessFSReadFile, "/etc/passwd", "/etc/group", "/etc/nsswitch.conf").IgnoreIfMissing())
 	}
 	if o.Resolver {
-		list = append(list, landlock.PathAccess(access.AccessFSReadFile|access.AccessFSReadDir, append(linkDirs(resolvConf), managers...)...).IgnoreIfMissing())
+		list = append(list, landlock.PathAccess(readFiles, append(linkDirs(resolvConf), managers...)...).IgnoreIfMissing())
 	}
 	for _, path := range o.Files {
-		list = append(list, landlock.PathAccess(access.AccessFSReadFile|access.AccessFSReadDir, linkDirs(path)...).IgnoreIfMissing())
+		list = append(list, landlock.PathAccess(readFiles, linkDirs(path)...).IgnoreIfMissing())
 	}
 	return list
 }

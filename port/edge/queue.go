@@ -150,6 +150,14 @@ func (q *queue) SetEnabled(on bool) error {
 	return nil
 }
 
+// Held implements [port.Holder]: 0 if the network's queue does not, which means the same.
+func (q *queue) Held() int {
+	if h, ok := q.Queue.(port.Holder); ok {
+		return h.Held()
+	}
+	return 0
+}
+
 // Drops implements [port.Queue].
 func (q *queue) Drops(visit func(reason string, n uint64)) {
 	q.Queue.Drops(visit)

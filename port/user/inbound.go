@@ -72,11 +72,13 @@ func (s *tcpSide) giveUp(c *conn) {
 // serve connects to the guest and begins to copy.
 func (s *tcpSide) serve(what Publication, c *conn) {
 	guest, ok := s.port.target(what, c.other.Addr())
+	c.guest = netip.AddrPortFrom(guest, what.GuestPort)
+	s.call(c, c.guest)
+	defer s.called(c)
 	if !ok || !s.findGuest(guest) {
 		s.giveUp(c)
 		return
 	}
-	c.guest = netip.AddrPortFrom(guest, what.GuestPort)
 	entry, told := waiter.NewChannelEntry(waiter.WritableEvents | waiter.EventErr | waiter.EventHUp)
 	c.waits.EventRegister(&entry)
 	defer c.waits.EventUnregister(&entry)
@@ -103,7 +105,21 @@ func (s *tcpSide) serve(what Publication, c *conn) {
 		return
 	}
 	tuneSocket(c.fd)
+	s.called(c)
 	s.start(c)
+}
+
+// call lists a connection that the guest has to answer, until called.
+func (s *tcpSide) call(c *conn, guest netip.AddrPort) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calling[c] = guest
+}
+
+func (s *tcpSide) called(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.calling, c)
 }
 
 // findGuest says whether the station of an address is known, and asks for it if not.

@@ -91,6 +91,10 @@ func (p *Port) Flows(query FlowQuery) FlowList {
 		age := seconds(time.Since(c.began))
 		see(Flow{Proto: "tcp", Guest: c.key.guest, Remote: c.key.other, State: "connecting", Age: age, Idle: age})
 	})
+	p.tcp.eachCalling(func(c *conn, guest netip.AddrPort) {
+		age := seconds(time.Since(c.started))
+		see(Flow{Proto: "tcp", Guest: guest, Remote: c.other, Inbound: true, State: "connecting", Age: age, Idle: age})
+	})
 	p.tcp.each(func(c *conn) { see(c.describe()) })
 	slices.SortStableFunc(list.Flows, order)
 	list.Flows = list.Flows[:min(limit, len(list.Flows))]
@@ -152,6 +156,11 @@ func (s *flows) each(visit func(*dgram)) {
 // eachPending visits the connections that are being made, without the lock.
 func (s *tcpSide) eachPending(visit func(*pending)) {
 	inPieces(&s.mu, s.pending, func(_ connKey, c *pending) { visit(c) })
+}
+
+// eachCalling visits the inbound connections that are being made, without the lock.
+func (s *tcpSide) eachCalling(visit func(c *conn, guest netip.AddrPort)) {
+	inPieces(&s.mu, s.calling, visit)
 }
 
 // each visits the connections, without the lock.

@@ -41,7 +41,8 @@ type tcpSide struct {
 	dialing list.List            // of *pending that wait for the host, the oldest in front
 	ghosts  map[connKey]struct{} // ended before the forwarder's goroutine came; until then it takes no other SYN of the kind
 	conns   map[*conn]struct{}
-	timer   *time.Timer // nil while nobody waits for the host
+	calling map[*conn]netip.AddrPort // inbound ones whose guest has not answered yet, and its address
+	timer   *time.Timer              // nil while nobody waits for the host
 	closed  bool
 	busy    sync.WaitGroup // goroutines that hold connections
 	quit    chan struct{}  // closed with closed
@@ -70,7 +71,7 @@ type pending struct {
 
 func (s *tcpSide) init(p *Port) {
 	s.port, s.pending, s.conns = p, map[connKey]*pending{}, map[*conn]struct{}{}
-	s.ghosts, s.quit = map[connKey]struct{}{}, make(chan struct{})
+	s.ghosts, s.quit, s.calling = map[connKey]struct{}{}, make(chan struct{}), map[*conn]netip.AddrPort{}
 }
 
 // bufferClasses are the receive buffers that connections get, large as long as there are few.

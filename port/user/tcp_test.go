@@ -148,7 +148,8 @@ func TestNAT03_HalfClose(t *testing.T) {
 func noFlows(t *testing.T, p *Port) {
 	t.Helper()
 	if !porttest.Eventually(func() bool { return p.FlowCount() == 0 && p.tcp.granted.Load() == 0 && p.flows.fds.held.Load() == 0 }) {
-		t.Errorf("left: %d flows, %d bytes of buffers, %d descriptors; %v", p.FlowCount(), p.tcp.granted.Load(), p.flows.fds.held.Load(), p.Flows(FlowQuery{}))
+		t.Errorf("left: %d flows, %d bytes of buffers, %d descriptors; %v", p.FlowCount(), p.tcp.granted.Load(), p.flows.fds.held.Load(),
+			p.Flows(FlowQuery{}))
 	}
 }
 

@@ -81,7 +81,7 @@ func (p *Port) Protocols() []Protocol {
 func (s *tcpSide) present() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.pending) + len(s.conns)
+	return len(s.pending) + len(s.calling) + len(s.conns)
 }
 
 // segments are those that the guest has sent and received on a connection.

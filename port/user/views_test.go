@@ -154,7 +154,8 @@ func TestFlowList(t *testing.T) {
 		f.PacketsFrom == 0 || f.PacketsTo == 0 || f.State != "open" || f.Remote.String() != at || f.Idle > f.Age {
 		t.Errorf("the busy flow: %+v", f)
 	}
-	if f := p.Flows(FlowQuery{Sort: "idle", Limit: 1}).Flows[0]; f.Guest.Port() != netip.MustParseAddrPort(quietOne.LocalAddr().String()).Port() {
+	quietest := netip.MustParseAddrPort(quietOne.LocalAddr().String()).Port()
+	if f := p.Flows(FlowQuery{Sort: "idle", Limit: 1}).Flows[0]; f.Guest.Port() != quietest {
 		t.Errorf("the quietest flow: %+v", f)
 	}
 	if n := p.Flows(FlowQuery{Guest: netip.MustParseAddr("10.0.2.99")}).Total; n != 0 {
@@ -170,13 +171,50 @@ func TestFlowList(t *testing.T) {
 	}
 }
 
+// TestInboundFlowBeforeItsAnswer: a connection to a published port is listed while the guest is looked for, and gone when it is not there.
+func TestInboundFlowBeforeItsAnswer(t *testing.T) {
+	p := newServed(t, Options{}, Services{})
+	newGuest(t, p)
+	what, err := ParsePublication("127.0.0.1:7099:10.0.2.77:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Publish(what); err != nil {
+		t.Fatal(err)
+	}
+	call := func() {
+		c, err := net.Dial("tcp", "127.0.0.1:7099")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+	}
+	call()
+	if !porttest.Eventually(func() bool {
+		list := p.Flows(FlowQuery{}).Flows
+		if len(list) == 0 {
+			call() // the test was slower than the search for the guest
+			return false
+		}
+		f := list[0]
+		return f.Inbound && f.State == "connecting" && f.Guest.String() == "10.0.2.77:80" && p.Protocols()[kindTCP].Flows > 0
+	}) {
+		t.Errorf("flows: %+v", p.Flows(FlowQuery{}))
+	}
+	if !porttest.Eventually(func() bool { return p.Flows(FlowQuery{}).Total == 0 && p.FlowCount() == 0 }) {
+		t.Errorf("left: %+v", p.Flows(FlowQuery{}))
+	}
+}
+
 // TestVeryManyFlows: a guest with the most flows that it may have; the list is short, the total is right, and datagrams pass meanwhile.
 func TestVeryManyFlows(t *testing.T) {
 	p := newServed(t, Options{}, Services{})
 	const n = DefaultMaxFlows
 	for i := range n { // without sockets, of which the tests have fewer
+		p.flows.ahead.Store(-int64(time.Since(p.flows.start) / time.Second)) // the clock stands still, however slow the machine is
 		d := &dgram{port: p, started: time.Now(), fd: -1, via: &udpListener{port: p}}
-		d.key = flowKey{protoUDP, netip.AddrPortFrom(p.opts.Guest, uint16(i)), netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, byte(i >> 16), 1}), 53)}
+		remote := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, byte(i >> 16), 1}), 53)
+		d.key = flowKey{protoUDP, netip.AddrPortFrom(p.opts.Guest, uint16(i)), remote}
 		d.up.Store(uint64(i))
 		if !p.flows.admit() || !p.flows.add(d) {
 			t.Fatalf("flow %d is refused", i)

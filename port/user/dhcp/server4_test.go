@@ -208,6 +208,24 @@ func TestReleaseAndDecline(t *testing.T) {
 	}
 }
 
+// TestHostileNames: what a station calls itself is shown if it is a host name, and otherwise not.
+func TestHostileNames(t *testing.T) {
+	w := newWorld4(t, config4())
+	for i, name := range []string{"\x1b[2J\x07", "a\nb", "\u009b31m", `a"b`, "<script>", "\xff\xfe", strings.Repeat("x", 64), "web-1"} {
+		mac := station(byte(20 + i))
+		w.boot(mac, dhcpv4.WithOption(dhcpv4.OptHostName(name)))
+		got := ""
+		for _, l := range w.Leases() {
+			if l.MAC == mac {
+				got = l.Name
+			}
+		}
+		if want := map[string]string{"web-1": "web-1"}[name]; got != want {
+			t.Errorf("%q is shown as %q", name, got)
+		}
+	}
+}
+
 func TestPins(t *testing.T) {
 	c := config4()
 	c.Pins = []Pin{{MAC: station(1), Addr: ip("10.0.2.16")}, {Name: "db", Addr: ip("10.0.2.5")}}

@@ -2,6 +2,7 @@ package dhcp
 
 import (
 	"bytes"
+	"encoding/hex"
 	"net"
 	"net/netip"
 	"testing"
@@ -77,8 +78,9 @@ func TestLifeOfAnIPv6Lease(t *testing.T) {
 			t.Errorf("%v: %v", m.Type(), answer)
 		}
 	}
-	if l := w.Leases()[0]; l.State != Bound || l.Expires.Sub(w.clock) != DefaultLease {
-		t.Errorf("lease %+v", l)
+	duid := hex.EncodeToString(reply.Options.ClientID().ToBytes())
+	if l := w.Leases()[0]; l.State != Bound || l.Expires.Sub(w.clock) != DefaultLease || duid == "" || l.DUID != duid {
+		t.Errorf("lease %+v of %s", l, duid)
 	}
 	if answer := w.send(later(dhcpv6.MessageTypeRelease, reply, true),
 		station(2)); answer.Options.OneIANA().Options.Status().StatusCode != iana.StatusNoBinding {

@@ -111,7 +111,8 @@ func (f *Forwarder) Resolvers() []netip.AddrPort { return f.resolvers(f.settings
 func (f *Forwarder) Stats() Stats {
 	c := &f.count
 	return Stats{
-		Queries: c.queries.Load(), Forwarded: c.forwarded.Load(), Local: c.local.Load(), Refused: c.refused.Load(), Failed: c.failed.Load(), Busy: c.busy.Load(),
+		Queries: c.queries.Load(), Forwarded: c.forwarded.Load(), Local: c.local.Load(), Refused: c.refused.Load(),
+		Failed: c.failed.Load(), Busy: c.busy.Load(),
 		Malformed: c.malformed.Load(), Timeouts: c.timeouts.Load(), Truncated: c.truncated.Load(), Streams: c.streams.Load(),
 		Stray: c.stray.Load(),
 	}
