@@ -144,7 +144,7 @@ func (a *attachFlags) run(out io.Writer) error {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	stop := stopSignal(true)
+	stop := stopSignal()
 	go func() {
 		<-stop
 		cancel()

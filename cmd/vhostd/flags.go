@@ -49,7 +49,7 @@ func processFlags(p *config.Process) *pflag.FlagSet {
 	f.StringVar(&p.ArenaNode, "arena-node", p.ArenaNode, "take the arena from NUMA node `N` (default any)")
 	f.StringVar(&p.Sandbox, "sandbox", p.Sandbox, "drop after the start what is not needed any more: `on|off`")
 	f.StringVar(&p.SocketDirs, "socket-dirs", p.SocketDirs, "`LIST` of directories in which guests added later may have their sockets, besides those of the sockets at the start (default none)")
-	f.StringVar(&p.StateDir, "state-dir", p.StateDir, "`DIR`, on a tmpfs, that keeps the positions of packed rings over a crash (default none)")
+	f.StringVar(&p.StateDir, "state-dir", p.StateDir, "`DIR`, on a tmpfs, that keeps the positions of packed rings over a crash, and leases of DHCP (default none)")
 	f.StringVar(&p.Postcopy, "postcopy", p.Postcopy, "offer postcopy migration, with a process that touches the memory of each guest that arrives so: `on|off`")
 	f.StringVar(&p.LogLevel, "log-level", p.LogLevel, "`LEVEL` of logs on stderr: debug, info, warn, error")
 	f.StringVar(&p.LogFormat, "log-format", p.LogFormat, "format of logs: `text|json`")

@@ -22,6 +22,11 @@ import (
 
 // packet4 is a frame from the default guest to the default gateway. It is a piece of a longer datagram with more.
 func packet4(proto tcpip.TransportProtocolNumber, id uint16, more bool, segment []byte) []byte {
+	return frame4([4]byte{10, 0, 2, 15}, [4]byte{10, 0, 2, 2}, proto, id, more, segment)
+}
+
+// frame4 is the same between any two.
+func frame4(src, dst [4]byte, proto tcpip.TransportProtocolNumber, id uint16, more bool, segment []byte) []byte {
 	frame := make([]byte, header.EthernetMinimumSize+header.IPv4MinimumSize+len(segment))
 	header.Ethernet(frame).Encode(&header.EthernetFields{
 		SrcAddr: tcpip.LinkAddress([]byte{0x52, 0x54, 0, 0, 0, 9}), DstAddr: header.EthernetBroadcastAddress, Type: header.IPv4ProtocolNumber,
@@ -30,7 +35,7 @@ func packet4(proto tcpip.TransportProtocolNumber, id uint16, more bool, segment 
 	ip := header.IPv4(frame[header.EthernetMinimumSize:])
 	fields := header.IPv4Fields{
 		TotalLength: uint16(len(ip)), TTL: 64, Protocol: uint8(proto), ID: id,
-		SrcAddr: tcpip.AddrFrom4([4]byte{10, 0, 2, 15}), DstAddr: tcpip.AddrFrom4([4]byte{10, 0, 2, 2}),
+		SrcAddr: tcpip.AddrFrom4(src), DstAddr: tcpip.AddrFrom4(dst),
 	}
 	if more {
 		fields.Flags = header.IPv4FlagMoreFragments
@@ -43,7 +48,9 @@ func packet4(proto tcpip.TransportProtocolNumber, id uint16, more bool, segment 
 
 func synFrame(from, to uint16) []byte {
 	b := header.TCP(make([]byte, header.TCPMinimumSize))
-	b.Encode(&header.TCPFields{SrcPort: from, DstPort: to, SeqNum: 7, DataOffset: header.TCPMinimumSize, Flags: header.TCPFlagSyn, WindowSize: 4096})
+	b.Encode(&header.TCPFields{
+		SrcPort: from, DstPort: to, SeqNum: 7, DataOffset: header.TCPMinimumSize, Flags: header.TCPFlagSyn, WindowSize: 4096,
+	})
 	frame := packet4(header.TCPProtocolNumber, 0, false, b)
 	ip := header.IPv4(frame[header.EthernetMinimumSize:])
 	sum := header.PseudoHeaderChecksum(header.TCPProtocolNumber, ip.SourceAddress(), ip.DestinationAddress(), uint16(len(b)))
@@ -58,8 +65,8 @@ func udpFrame(from, to, id uint16, more bool, payload int) []byte {
 	return packet4(header.UDPProtocolNumber, id, more, b)
 }
 
-// TestNAT21_FewDescriptors: a guest that opens more connections and flows than the process may have descriptors, and begins datagrams that it never
-// ends, hurts nobody: the process lives, another guest's connections work meanwhile, and its own as soon as it stops.
+// TestNAT21_FewDescriptors: a guest that opens more connections and flows than the process may have descriptors, and begins datagrams that
+// it never ends, hurts nobody: the process lives, another guest's connections work meanwhile, and its own as soon as it stops.
 func TestNAT21_FewDescriptors(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -154,8 +161,8 @@ func connectAgain(t *testing.T, path string) *frontend.Client {
 	}
 }
 
-// wantGatewayEcho demands a connection to the host's loopback, by the gateway's name, on which everything comes back. The oldest of too many
-// connects gives way, so that one may have to be tried again, as programs do.
+// wantGatewayEcho demands a connection to the host's loopback, by the gateway's name, on which everything comes back. The oldest of too
+// many connects gives way, so that one may have to be tried again, as programs do.
 func wantGatewayEcho(t *testing.T, s *stack.Stack, port uint16) {
 	t.Helper()
 	sent := make([]byte, 100_000)

@@ -36,7 +36,8 @@ type Options struct {
 	Arena   *pagemem.Arena
 	Workers []*worker.Loop
 	Logger  *slog.Logger
-	Rings   RingState
+	// Rings is where ring positions are kept; in its directory, if it has one, also the leases of user networks.
+	Rings RingState
 	// Postcopy offers postcopy migration where it works (vhostuser.Options).
 	Postcopy bool
 }
@@ -61,7 +62,7 @@ type Daemon struct {
 func New(o Options) *Daemon {
 	d := &Daemon{opts: o, log: o.Logger, started: time.Now(), monitor: make(chan struct{}), guests: map[string]*guest{}}
 	d.budget = virtionet.NewBudget(o.Arena)
-	d.switches = network.NewSwitches(network.SwitchOptions{Arena: o.Arena, Workers: o.Workers, Logger: o.Logger})
+	d.switches = network.NewSwitches(network.SwitchOptions{Arena: o.Arena, Workers: o.Workers, Logger: o.Logger, StateDir: o.Rings.Dir})
 	d.watched.Go(d.watch)
 	return d
 }

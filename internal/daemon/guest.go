@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,7 +77,8 @@ func newGuest(d *Daemon, spec config.GuestSpec, from Source) *guest {
 // start makes port, device and socket, in this order: the socket last, so that a front-end never
 // meets a guest that is not complete.
 func (g *guest) start() error {
-	p, err := g.spec.Network.Open(network.Options{Name: g.spec.Name, QueuePairs: g.spec.QueuePairs, Switches: g.daemon.switches, Logger: g.log})
+	p, err := g.spec.Network.Open(network.Options{Name: g.spec.Name, QueuePairs: g.spec.QueuePairs, Switches: g.daemon.switches,
+		LeaseFile: g.leaseFile(), Logger: g.log})
 	if err != nil {
 		return err
 	}
@@ -153,6 +155,9 @@ func (g *guest) teardown() error {
 	}
 	if p != nil {
 		errs = append(errs, p.Close())
+	}
+	if file := g.leaseFile(); file != "" && g.removed.Load() {
+		_ = os.Remove(file) // most networks have none
 	}
 	errs = append(errs, g.closeRings(g.rings, g.removed.Load()))
 	return errors.Join(errs...)

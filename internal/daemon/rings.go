@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"os"
+	"path/filepath"
 
 	"github.com/vhostd/vhostd/internal/ringstate"
 )
@@ -51,6 +52,14 @@ func (r *RingState) open(guest string, kept *os.File) (s *ringstate.Store, damag
 		r.Keep(guest, s.File())
 	}
 	return s, damage, err
+}
+
+// leaseFile is where a user network's leases are kept, empty if nowhere.
+func (g *guest) leaseFile() string {
+	if dir := g.daemon.opts.Rings.Dir; dir != "" {
+		return filepath.Join(dir, g.spec.Name+".leases")
+	}
+	return ""
 }
 
 // closeRings ends the use of the ring state; removed says that the guest does not come back.

@@ -35,6 +35,7 @@ type Options struct {
 	Name       string // the guest's, or the switch's if the network is its uplink
 	QueuePairs int
 	Switches   *Switches // of the process; needed by switches only
+	LeaseFile  string    // keeps the leases of a user network over a restart; empty: nothing does
 	Logger     *slog.Logger
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -36,6 +37,8 @@ type SwitchOptions struct {
 	Arena   *pagemem.Arena
 	Workers []*worker.Loop // serve the uplinks
 	Logger  *slog.Logger
+	// StateDir keeps the leases of uplinks to a user network over a restart; empty: nothing does.
+	StateDir string
 }
 
 // NewSwitches makes a process's switches: none yet.
@@ -166,7 +169,11 @@ func (s *Switches) join(spec *switchSpec) (port.Port, error) {
 
 // attach makes the uplink.
 func (s *Switches) attach(g *segment, spec *switchSpec) error {
-	outside, err := spec.openUplink.open(Options{Name: g.name, QueuePairs: spec.pairs, Logger: s.opts.Logger.With("switch", g.name)})
+	with := Options{Name: g.name, QueuePairs: spec.pairs, Logger: s.opts.Logger.With("switch", g.name)}
+	if s.opts.StateDir != "" {
+		with.LeaseFile = filepath.Join(s.opts.StateDir, g.name+".switch-leases") // a guest may have the switch's name
+	}
+	outside, err := spec.openUplink.open(with)
 	if err != nil {
 		return fmt.Errorf("uplink: %w", err)
 	}

@@ -150,7 +150,9 @@ func (u *userSpec) ways(s *netspec.Spec) error {
 func (u *userSpec) open(with Options) (port.Port, error) {
 	o := u.opts
 	o.Name, o.Logger = with.Name, with.Logger
-	return user.NewWith(o, u.services)
+	services := u.services
+	services.LeaseFile = with.LeaseFile
+	return user.NewWith(o, services)
 }
 
 // PublishPaths are the network's Unix sockets.

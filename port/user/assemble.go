@@ -25,6 +25,8 @@ type Services struct {
 	ResolvConf string
 	// Pins are addresses of certain guests, of both protocols.
 	Pins []dhcp.Pin
+	// LeaseFile keeps the leases of DHCP over restarts; "" for none. A file that cannot be used is logged, and the network does without.
+	LeaseFile string
 }
 
 // services are those of a network that runs.
@@ -35,6 +37,7 @@ type services struct {
 	config4 dhcp.Config // guarded by mu once the port is there, as config6
 	dhcp6   *dhcp.Server6
 	config6 dhcp.Config6
+	kept    *dhcp.File // nil without
 	names   *dns.Forwarder
 	// configNames is what the forwarder was made with.
 	configNames dns.Config
@@ -98,11 +101,16 @@ func (s *services) makeDHCP(o Options, with Services) (err error) {
 		servers4, servers6 = []netip.Addr{o.Gateway}, []netip.Addr{o.Gateway6}
 	}
 	pins4, pins6 := byFamily(with.Pins)
+	leases4, leases6 := s.openLeases(o, with.LeaseFile)
+	var store dhcp.Store
+	if s.kept != nil {
+		store = s.kept
+	}
 	if !o.NoIPv4 {
 		s.config4 = dhcp.Config{
 			Subnet: o.Subnet, Gateway: o.Gateway, First: o.Guest, Pins: pins4, DNS: servers4, Search: o.Search, MTU: o.MTU,
 		}
-		if s.dhcp4, err = dhcp.New(s.config4, nil, nil); err != nil {
+		if s.dhcp4, err = dhcp.New(s.config4, leases4, store); err != nil {
 			return err
 		}
 	}
@@ -114,8 +122,29 @@ func (s *services) makeDHCP(o Options, with Services) (err error) {
 		Prefix: o.Subnet6, Gateway: o.Gateway6, MAC: o.mac(), First: first, Last: nth(netip.PrefixFrom(first, 64), 0xfff), Pins: pins6,
 		DNS: servers6, Search: o.Search,
 	}
-	s.dhcp6, err = dhcp.New6(s.config6, nil, nil)
+	s.dhcp6, err = dhcp.New6(s.config6, leases6, store)
 	return err
+}
+
+// openLeases opens the file of leases, if there is to be one, and returns those of each protocol.
+func (s *services) openLeases(o Options, path string) (leases4, leases6 []dhcp.Lease) {
+	if path == "" {
+		return nil, nil
+	}
+	kept, leases, err := dhcp.OpenFile(path)
+	if err != nil {
+		o.Logger.Warn("leases are not kept over a restart", "error", err)
+		return nil, nil
+	}
+	s.kept = kept
+	for _, l := range leases {
+		if l.Addr.Is4() {
+			leases4 = append(leases4, l)
+		} else {
+			leases6 = append(leases6, l)
+		}
+	}
+	return leases4, leases6
 }
 
 // close ends the services. The port is closed, or never was.
@@ -126,6 +155,11 @@ func (s *services) close() {
 		}
 		if s.names != nil {
 			_ = s.names.Close() // what it serves is closed, or about to be
+		}
+		if s.kept != nil {
+			if err := s.kept.Close(); err != nil && s.port != nil {
+				s.port.log.Warn("leases were not kept", "error", err)
+			}
 		}
 	})
 }

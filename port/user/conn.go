@@ -110,8 +110,8 @@ func (c *conn) leave() {
 // connEvents are what a connection's socket is watched for, from its connect on.
 const connEvents = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET
 
-// begin watches both sides. It is false if that cannot be done. The caller's goroutine copies the first that the host has sent, if it has, and
-// so saves most connections the start of another one.
+// begin watches both sides. It is false if that cannot be done. The caller's goroutine copies the first that the host has sent, if it has,
+// and so saves most connections the start of another one.
 func (c *conn) begin() bool {
 	o := c.ep.SocketOptions()
 	o.SetKeepAlive(true)

@@ -78,7 +78,8 @@ func TestPanicEndsOneNetwork(t *testing.T) {
 		{"service", Hooks{DNS: faulty{armed: closed()}}, func(*testing.T, *Port, *guest) {}},
 	} {
 		t.Run(tc.where, func(t *testing.T) {
-			p := newPort(t, Options{Hooks: tc.hooks, Publish: []Publication{{Proto: "tcp", Addr: netip.MustParseAddr(live4), Port: 4321, GuestPort: 1}}})
+			what := Publication{Proto: "tcp", Addr: netip.MustParseAddr(live4), Port: 4321, GuestPort: 1}
+			p := newPort(t, Options{Hooks: tc.hooks, Publish: []Publication{what}})
 			g := newGuest(t, p)
 			tc.show(t, p, g)
 			if !porttest.Eventually(func() bool { return !p.Status().Up }) {

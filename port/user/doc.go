@@ -20,5 +20,6 @@
 //
 // Nothing a guest sends makes the process grow without bound: flows ([Options.MaxFlows]), descriptors (a share of the process's
 // limit, see budget), connects under way, addresses learnt, memory of the stack's buffers. Where a new flow meets a cap, the oldest
-// one-shot datagram flow or unanswered connect gives way, else the new one is refused. A panic of the stack ends this network alone.
+// one-shot datagram flow or unanswered connect gives way, else the new one is refused. A panic ends this network alone,
+// except on a processor of the stack (see docs/threat-model.md).
 package user

@@ -59,6 +59,31 @@ func TestNAT01_GuestGivesUp(t *testing.T) {
 		g.card.send(g.segment(20000+i, silent, 1001, flagRST), virtio.NetHdr{})
 	}
 	noFlows(t, p)
+	for i := range uint16(200) { // left as they are when guest and network go
+		g.card.send(g.segment(20000+i, silent, 1000, flagSYN), virtio.NetHdr{})
+	}
+	if !porttest.Eventually(func() bool { return p.FlowCount() == 200 }) {
+		t.Fatalf("%d flows", p.FlowCount())
+	}
+}
+
+// TestNAT02_ConnectsEnd: a connect that the host does not answer ends after connectLife, in silence.
+func TestNAT02_ConnectsEnd(t *testing.T) {
+	p := newPort(t, Options{})
+	g := newGuest(t, p)
+	silent := netip.MustParseAddrPort(silent4 + ":80")
+	for i := range uint16(20) {
+		g.card.send(g.segment(20000+i, silent, 1000, flagSYN), virtio.NetHdr{})
+	}
+	if !porttest.Eventually(func() bool { return p.flows.fds.held.Load() == 20 }) {
+		t.Fatalf("%d connects", p.FlowCount())
+	}
+	p.tcp.mu.Lock()
+	for _, c := range p.tcp.pending {
+		c.began = c.began.Add(-connectLife)
+	}
+	p.tcp.mu.Unlock()
+	noFlows(t, p)
 }
 
 // TestNAT02_DeadDestination: a flood of connects to nowhere does not keep others out, and is bounded.

@@ -134,7 +134,8 @@ func (g *guest) serviceSeeds(o Options) (list [][]byte) {
 	question, _ := new(mdns.Msg).SetQuestion("host.vhostd.internal.", mdns.TypeA).Pack()
 	for _, gateway := range []netip.Addr{o.Gateway, o.Gateway6} {
 		at := netip.AddrPortFrom(gateway, dnsPort)
-		list = append(list, g.datagramFrame(1000, at, question), g.segment(1000, at, 1, flagSYN), g.segment(1000, at, 2, flagACK), g.segment(1000, at, 2, flagRST))
+		list = append(list, g.datagramFrame(1000, at, question), g.segment(1000, at, 1, flagSYN), g.segment(1000, at, 2, flagACK))
+		list = append(list, g.segment(1000, at, 2, flagRST))
 		list = append(list, g.pieces(1, at, g.datagram(1000, at, make([]byte, 3000)))...)
 	}
 	list = append(list, g.datagramFrame(dhcpClientPort, netip.AddrPortFrom(o.Gateway, dhcpServerPort), discover.ToBytes()))

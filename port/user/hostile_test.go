@@ -64,7 +64,9 @@ func TestHostileMarks_B5_B7_B14_C65_C66(t *testing.T) {
 			send(frame[:min(n, len(frame))], virtio.NetHdr{})
 		}
 	}
-	if long := make([]byte, virtio.MaxFrame); !send(append(g.segment(1, netip.MustParseAddrPort("10.0.2.2:1"), 1, flagACK)[:12], long[12:]...), virtio.NetHdr{}) {
+	long := make([]byte, virtio.MaxFrame)
+	copy(long, g.segment(1, netip.MustParseAddrPort("10.0.2.2:1"), 1, flagACK)[:12])
+	if !send(long, virtio.NetHdr{}) {
 		t.Error("65,553 bytes of nothing were taken")
 	}
 	if s := p.Status(); !s.Up {
@@ -83,8 +85,8 @@ func pktsOf(q interface {
 	return pkts[:q.Recv(pkts)]
 }
 
-// TestNAT23_NeighborsAndErrors: messages of neighbor discovery, whose options have lengths that cannot be, and ICMP errors about packets that do
-// not exist, to the gateway.
+// TestNAT23_NeighborsAndErrors: messages of neighbor discovery, whose options have lengths that cannot be, and ICMP errors about packets
+// that do not exist, to the gateway.
 func TestNAT23_NeighborsAndErrors(t *testing.T) {
 	p := newServed(t, Options{}, Services{NoDNS: true})
 	rig := porttest.NewRig(t)
@@ -100,7 +102,9 @@ func TestNAT23_NeighborsAndErrors(t *testing.T) {
 	}
 	target := p.opts.Gateway6.As16()
 	for kind := ndpFirst - 10; kind <= ndpLast+10; kind++ {
-		for _, option := range [][]byte{nil, {1}, {1, 0}, {1, 0, 0, 0, 0, 0, 0, 0}, {2, 255, 0, 0, 0, 0, 0, 0}, {0, 0}, {255, 1, 0, 0, 0, 0, 0, 0}} {
+		for _, option := range [][]byte{
+			nil, {1}, {1, 0}, {1, 0, 0, 0, 0, 0, 0, 0}, {2, 255, 0, 0, 0, 0, 0, 0}, {0, 0}, {255, 1, 0, 0, 0, 0, 0, 0},
+		} {
 			for _, n := range []int{0, 4, 8, 20, 24} {
 				body := append(append([]byte{byte(kind), 0, 0, 0, 0, 0, 0, 0}, target[:]...)[:max(n, 4)], option...)
 				f := g.transportFrame(linkLocal(g.card.mac), p.link6, protoICMPv6, body, false)

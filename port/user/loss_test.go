@@ -38,8 +38,8 @@ func drain(r interface {
 	return h, nil
 }
 
-// TestNAT19_LossAndPauses: transfers in both directions at once go on when frames are lost on either way and the receiver stops reading until
-// the window is closed.
+// TestNAT19_LossAndPauses: transfers in both directions at once go on when frames are lost on either way and the receiver stops reading
+// until the window is closed.
 func TestNAT19_LossAndPauses(t *testing.T) {
 	const long, short, flows = 14 << 20, 1 << 20, 3
 	p := newPort(t, Options{})

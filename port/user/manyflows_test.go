@@ -118,7 +118,7 @@ func (c *crowd) hangUp() {
 func TestIdleFlows(t *testing.T) {
 	flows := 500
 	if os.Getenv("VHOSTD_LONG") == "1" {
-		flows = 10_000
+		flows = min(10_000, int(descriptors.limit()/2)/500*500-500) // a network leaves half of the descriptors to others
 	}
 	p := newPort(t, Options{})
 	c := newCrowd(t, p)
@@ -158,8 +158,8 @@ func BenchmarkConnect(b *testing.B) {
 	b.ReportMetric(float64(used.Microseconds())/float64(b.N)/1000, "cpu-us/conn")
 }
 
-// TestLongOneShotFlows: 50,000 flows of one datagram each in a minute cost as much processor time in each ten seconds as in the ten before, and
-// their sockets are gone ten seconds after the last.
+// TestLongOneShotFlows: 50,000 flows of one datagram each in a minute cost as much processor time in each ten seconds as in the ten
+// before, and their sockets are gone ten seconds after the last.
 func TestLongOneShotFlows(t *testing.T) {
 	testmain.Long(t)
 	const flows, slices = 50_000, 6
@@ -174,8 +174,8 @@ func TestLongOneShotFlows(t *testing.T) {
 		if d := time.Until(due); d > 0 {
 			time.Sleep(d)
 		}
-		if i%(flows/slices) == 0 {
-			used[min(i/(flows/slices), slices-1)] = processorTime(t)
+		if slice := i / (flows / slices); i%(flows/slices) == 0 && slice < slices {
+			used[slice] = processorTime(t)
 		}
 		g.card.send(g.datagramFrame(uint16(1024+i), to, []byte("question")), virtio.NetHdr{})
 		most = max(most, p.flows.fds.held.Load())

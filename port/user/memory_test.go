@@ -12,8 +12,8 @@ import (
 	"github.com/vhostd/vhostd/virtio"
 )
 
-// TestNAT07_MemoryIsFlat: rounds of everything that a guest does, malformed frames too, leave nothing behind. The packet buffers of the stack
-// are counted at the end of all tests (leakedPackets).
+// TestNAT07_MemoryIsFlat: rounds of everything that a guest does, malformed frames too, leave nothing behind. The packet buffers of the
+// stack are counted at the end of all tests (leakedPackets).
 func TestNAT07_MemoryIsFlat(t *testing.T) {
 	p := newServed(t, Options{}, Services{NoDNS: true})
 	g := newGuest(t, p)

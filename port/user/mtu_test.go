@@ -55,12 +55,16 @@ func (g *guest) datagramFrame(from uint16, to netip.AddrPort, payload []byte) []
 
 // pieces are the frames of a datagram in fragments that fit the MTU of 1500.
 func (g *guest) pieces(id uint16, to netip.AddrPort, datagram []byte) (frames [][]byte) {
+	return g.piecesOf(id, to.Addr(), protoUDP, datagram)
+}
+
+func (g *guest) piecesOf(id uint16, to netip.Addr, proto uint8, message []byte) (frames [][]byte) {
 	const room = 1440
-	for at := 0; at < len(datagram); at += room {
-		n := min(room, len(datagram)-at)
-		more := at+n < len(datagram)
-		f := g.transportFrame(g.addrFor(to.Addr()), to.Addr(), protoUDP, datagram[at:at+n], to.Addr().Is6())
-		if b := f[virtio.EthernetHdrLen:]; to.Addr().Is4() {
+	for at := 0; at < len(message); at += room {
+		n := min(room, len(message)-at)
+		more := at+n < len(message)
+		f := g.transportFrame(g.addrFor(to), to, proto, message[at:at+n], to.Is6())
+		if b := f[virtio.EthernetHdrLen:]; to.Is4() {
 			field := uint16(at / 8)
 			if more {
 				field |= 0x2000
@@ -89,8 +93,8 @@ func pattern(size int, seed byte) []byte {
 	return b
 }
 
-// TestMTU03_DatagramsInPieces: datagrams of any length come back byte for byte, in pieces where they are longer than the MTU, in whatever order
-// the pieces arrive; the empty ones too. What has lost a piece is not delivered.
+// TestMTU03_DatagramsInPieces: datagrams of any length come back byte for byte, in pieces where they are longer than the MTU, in whatever
+// order the pieces arrive; the empty ones too. What has lost a piece is not delivered.
 func TestMTU03_DatagramsInPieces(t *testing.T) {
 	p := newPort(t, Options{})
 	g := newGuest(t, p)

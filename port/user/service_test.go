@@ -6,14 +6,17 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
+	"github.com/insomniacslk/dhcp/dhcpv6"
 	mdns "github.com/miekg/dns"
 
 	"github.com/vhostd/vhostd/port/porttest"
+	"github.com/vhostd/vhostd/port/user/dhcp"
 	"github.com/vhostd/vhostd/port/user/dns"
 	"github.com/vhostd/vhostd/port/user/policy"
 	"github.com/vhostd/vhostd/virtio"
@@ -210,5 +213,49 @@ func TestNamesAndPolicy(t *testing.T) {
 	}
 	if len(rules.Rules) != 1 || rules.Rest != "deny" || rules.Refusals["not_listed"] == 0 {
 		t.Errorf("policy: %+v", rules)
+	}
+}
+
+// TestNAT13_LeasesOutliveTheNetwork: with a file for them, leases of both protocols are those of the network before.
+func TestNAT13_LeasesOutliveTheNetwork(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "leases")
+	mac := [6]byte{2, 0, 0, 0, 0, 7}
+	begin := func() *Port {
+		p, err := NewWith(Options{Logger: quiet}, Services{LeaseFile: file, NoDNS: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	p := begin()
+	discover, err := dhcpv4.NewDiscovery(mac[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	reply, _, _ := p.opts.services.Answer4(discover.ToBytes(), mac, netip.IPv4Unspecified())
+	offer, err := dhcpv4.FromBytes(reply)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := dhcpv4.NewRequestFromOffer(offer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.opts.services.Answer4(request.ToBytes(), mac, netip.IPv4Unspecified())
+	solicit, err := dhcpv6.NewSolicit(mac[:], dhcpv6.WithRapidCommit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.opts.services.Answer6(solicit.ToBytes(), linkLocal(mac), mac)
+	want := p.Leases().Leases
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p = begin()
+	defer p.Close()
+	got := p.Leases().Leases
+	if len(got) != 2 || len(want) != 2 || got[0].Addr != want[0].Addr || got[1].Addr != want[1].Addr || got[0].MAC != mac ||
+		got[0].State != dhcp.Bound {
+		t.Errorf("leases %+v, were %+v", got, want)
 	}
 }

@@ -144,6 +144,36 @@ func TestNAT03_HalfClose(t *testing.T) {
 	noFlows(t, p)
 }
 
+// TestNAT03_ManyHalfClosed: connections that only the guest ends, and a reset in the half-closed state, which passes as one.
+func TestNAT03_ManyHalfClosed(t *testing.T) {
+	p := newPort(t, Options{})
+	g := newGuest(t, p)
+	at := listenTCP(t, live4+":0", echoTCP)
+	for range 300 {
+		c := g.mustDial(at)
+		if _, err := c.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.CloseWrite()
+		_ = c.SetReadDeadline(time.Now().Add(stall))
+		if b, err := io.ReadAll(c); err != nil || string(b) != "hello" {
+			t.Fatalf("%q, %v", b, err)
+		}
+	}
+	noFlows(t, p)
+	at = listenTCP(t, live4+":0", func(c *net.TCPConn) {
+		_, _ = io.Copy(io.Discard, c)
+		_ = c.SetLinger(0)
+	})
+	c := g.mustDial(at)
+	_ = c.CloseWrite()
+	_ = c.SetReadDeadline(time.Now().Add(stall))
+	if _, err := c.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
+		t.Errorf("guest read: %v, want a reset", err)
+	}
+	noFlows(t, p)
+}
+
 // noFlows waits until nothing is left of the flows.
 func noFlows(t *testing.T, p *Port) {
 	t.Helper()

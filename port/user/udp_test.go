@@ -289,6 +289,45 @@ func TestNAT11_Ping(t *testing.T) {
 	if n := p.Flows(FlowQuery{}).Total; n != 4 {
 		t.Errorf("%d flows, want 4: %v", n, p.Flows(FlowQuery{}))
 	}
+	for _, dst := range []netip.Addr{p.opts.Gateway, p.opts.Gateway6, netip.MustParseAddr(live4), netip.MustParseAddr(live6)} {
+		g.pingInPieces(t, dst)
+	}
+}
+
+// pingInPieces has ten requests of 8000 bytes under way, and wants the answers by their last pieces.
+func (g *guest) pingInPieces(t *testing.T, dst netip.Addr) {
+	t.Helper()
+	const size, last = 8000, (icmpLen + 8000) / 1480 * 1480
+	answers := make(chan struct{}, 100)
+	see := func(f []byte) {
+		var from netip.Addr
+		switch {
+		case len(f) > 34 && f[12] == 8 && f[23] == protoICMP && port16(f[20:]) == last/8:
+			from = netip.AddrFrom4([4]byte(f[26:30]))
+		case len(f) > 62 && f[12] == 0x86 && f[20] == protoFragment && port16(f[56:])&1 == 0:
+			from = netip.AddrFrom16([16]byte(f[22:38]))
+		}
+		if from == dst {
+			answers <- struct{}{}
+		}
+	}
+	g.card.tap.Store(&see)
+	for i := range uint16(10) {
+		frame := g.pingFrame(dst, 500+i, 1, size, 64)
+		l4, proto := virtio.EthernetHdrLen+ipLen(dst), uint8(protoICMP)
+		if dst.Is6() {
+			proto = protoICMPv6
+		}
+		for _, f := range g.piecesOf(500+i, dst, proto, frame[l4:]) {
+			g.card.send(f, virtio.NetHdr{})
+		}
+	}
+	for i := range 10 {
+		if !came(answers, 20*time.Second) {
+			t.Errorf("ping %s with %d bytes: %d answers of 10", dst, size, i)
+			return
+		}
+	}
 }
 
 // TestPingErrors: the way is told, as far as the host knows it.

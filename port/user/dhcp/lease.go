@@ -68,8 +68,8 @@ type Pin struct {
 	Addr netip.Addr
 }
 
-// Store keeps leases beyond the life of the process. Its methods are called with the server's lock held, so they must not block or
-// call the server.
+// Store keeps leases beyond the life of the process, such as [File]. Its methods are called with the server's lock held, so they must not
+// block or call the server.
 type Store interface {
 	Put(Lease)
 	Remove(netip.Addr)
@@ -236,7 +236,7 @@ func (t *table) remove(l *Lease) {
 	}
 }
 
-// restore takes leases over from a store. What contradicts the configuration or another lease is left out.
+// restore takes leases over from a store. What contradicts the configuration or another lease is left out, and leaves the store.
 func (t *table) restore(leases []Lease) {
 	for _, l := range leases {
 		own := slices.ContainsFunc(t.pins, func(p Pin) bool {
@@ -244,6 +244,9 @@ func (t *table) restore(leases []Lease) {
 		})
 		if l.State != Bound && l.State != Released || len(t.byAddr) >= t.max || t.byMAC[l.MAC] != nil || t.byAddr[l.Addr] != nil ||
 			!own && !t.dynamic(l.Addr) {
+			if t.store != nil && t.byAddr[l.Addr] == nil {
+				t.store.Remove(l.Addr)
+			}
 			continue
 		}
 		l.Name, l.Pinned = hostName(l.Name), own
