@@ -421,7 +421,7 @@ func TestAttachDPDK(t *testing.T) {
 
 // loop sends frames of all lengths and wants them back unharmed, a few at a time.
 func (a *attachment) loop(n int) error {
-	const kind = 0x88b5 // for local experiments (IEEE 802)
+	const kind = 0x88b5                 // for local experiments (IEEE 802)
 	const wire = kind&0xff<<8 | kind>>8 // in network byte order
 	fd := -1
 	if err := a.ns.Do(func() (err error) {
