@@ -88,7 +88,9 @@ func newAttach() *cobra.Command {
 	f.BoolVar(&a.stats, "stats", false, "print counters at the end (default off)")
 	f.BoolVar(&a.asJSON, "json", false, "print them as JSON; implies --stats (default off)")
 	f.StringVar(&a.level, "log-level", "info", "`LEVEL` of logs on stderr: debug, info, warn, error")
-	for flag, values := range map[string][]string{"ring": {"split", "packed"}, "wake": {"block", "adaptive", "poll"}, "log-level": {"debug", "info", "warn", "error"}} {
+	for flag, values := range map[string][]string{
+		"ring": {"split", "packed"}, "wake": {"block", "adaptive", "poll"}, "log-level": {"debug", "info", "warn", "error"},
+	} {
 		if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 			panic(err) // a flag that does not exist
 		}

@@ -114,7 +114,7 @@ func openQueue(name string, flags uint16) (int, error) {
 	const device = "/dev/net/tun"
 	fd, err := unix.Open(device, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, fmt.Errorf("open %s: %w (it is needed also inside of containers, readable and writable for this user; modprobe tun)", device, err)
+		return -1, fmt.Errorf("open %s: %w (it must be there, readable and writable for this user; modprobe tun)", device, err)
 	}
 	request, err := unix.NewIfreq(name)
 	if err == nil {
@@ -127,7 +127,7 @@ func openQueue(name string, flags uint16) (int, error) {
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EEXIST):
 		err = fmt.Errorf("create: %w (is there an interface of that name?)", err)
 	case errors.Is(err, unix.EPERM):
-		err = fmt.Errorf("create: %w (this needs CAP_NET_ADMIN in the namespace: as its owner have uid 0 of its user namespace mapped to you, as unshare -r does)", err)
+		err = fmt.Errorf("create: %w (this needs CAP_NET_ADMIN in the namespace: its owner needs uid 0 mapped to him, as by unshare -r)", err)
 	default:
 		err = fmt.Errorf("create: %w", err)
 	}

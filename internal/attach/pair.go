@@ -81,7 +81,10 @@ func (p *pair) start(o *Options) (err error) {
 			fd    int
 			event worker.Event
 			drain bool
-		}{{p.tap, tapReady, false}, {p.rx.call, rxCalled, true}, {p.tx.call, txCalled, true}, {p.rx.fail, ringFailed, true}, {p.tx.fail, ringFailed, true}} {
+		}{
+			{p.tap, tapReady, false}, {p.rx.call, rxCalled, true}, {p.tx.call, txCalled, true},
+			{p.rx.fail, ringFailed, true}, {p.tx.fail, ringFailed, true},
+		} {
 			err = errors.Join(err, p.loop.Watch(w.fd, p, w.event, w.drain))
 		}
 		p.refill()

@@ -125,7 +125,8 @@ func (q *queue) allocate(mem *frontend.Memory, chains, size int) error {
 
 // addr is the payload of SET_VRING_ADDR.
 func (q *queue) addr(mem *frontend.Memory) vhostuser.VringAddr {
-	return vhostuser.VringAddr{Index: uint32(q.index), Desc: mem.UVA(q.layout.Desc), Avail: mem.UVA(q.layout.Avail), Used: mem.UVA(q.layout.Used)}
+	return vhostuser.VringAddr{Index: uint32(q.index),
+		Desc: mem.UVA(q.layout.Desc), Avail: mem.UVA(q.layout.Avail), Used: mem.UVA(q.layout.Used)}
 }
 
 // put stages the first n bytes of a slot. The ring has room for every slot.
