@@ -13,24 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// helperArgument is what a helper is called with, and helperSocket where its socket is.
+// helperArgument is what a helper is called with, enteredArgument what follows when nsenter does it, and helperSocket where its
+// socket is.
 const (
-	helperArgument = "attach-helper"
-	helperSocket   = 3
+	helperArgument  = "attach-helper"
+	enteredArgument = "entered"
+	helperSocket    = 3
 )
 
 // RunHelper turns the process into the helper of an attachment if it was started as one, and then does not return. A program that
 // calls [Run] calls it first thing in main.
 func RunHelper() {
-	if len(os.Args) != 2 || os.Args[1] != helperArgument {
+	if len(os.Args) < 2 || os.Args[1] != helperArgument {
 		return
 	}
 	if kind, err := unix.GetsockoptInt(helperSocket, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_SEQPACKET {
 		return // somebody typed it
 	}
 	unix.CloseOnExec(helperSocket)
-	for fd := helperSocket + 1; fd <= helperSocket+3; fd++ {
-		_ = unix.Close(fd) // what nsenter was given
+	if len(os.Args) == 3 && os.Args[2] == enteredArgument {
+		closeAll([]int{helperSocket + 1, helperSocket + 2, helperSocket + 3}) // what nsenter was given
 	}
 	if err := help(); err != nil {
 		fmt.Fprintln(os.Stderr, "vhostd attach, helper in the namespace:", err)

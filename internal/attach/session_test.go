@@ -35,7 +35,8 @@ func TestFrames(t *testing.T) {
 			f := newFake(t)
 			f.features = offered
 			f.listen()
-			a := f.attach(nil)
+			wakes := map[string]worker.Wake{"nothing": worker.Poll, "everything": worker.Adaptive, "legacy": worker.Poll}
+			a := f.attach(func(o *Options) { o.Wake = wakes[name] })
 			random := rand.NewChaCha8([32]byte{1})
 			for _, n := range []int{14, 60, 1514, 1518} {
 				frame := make([]byte, n)
