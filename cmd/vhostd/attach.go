@@ -119,6 +119,13 @@ func (a *attachFlags) parse() (err error) {
 			return fmt.Errorf("--mac: %q: accepted are addresses such as 52:54:00:12:34:56", a.mac)
 		}
 	}
+	// Zero, which stands for the default in the options, is no number of pairs on a command line.
+	if a.opts.QueuePairs == 0 {
+		return fmt.Errorf("--queue-pairs: 0: accepted are 1 to %d", attach.MaxQueuePairs)
+	}
+	if a.opts.RingSize == 0 {
+		return fmt.Errorf("--ring-size: 0: accepted are powers of two from %d to %d", attach.MinRingSize, attach.MaxRingSize)
+	}
 	if a.ring != "split" && a.ring != "packed" {
 		return fmt.Errorf("--ring: %q: accepted are split and packed", a.ring)
 	}
