@@ -260,7 +260,7 @@ func TestAttachTap(t *testing.T) {
 				sizes = sizes[:2]
 			}
 			a.ping(hostIP, sizes...)
-			a.streams(l, l.Addr().String(), 8*mebibyte)
+			a.streams(l, l.Addr().String(), 4*mebibyte)
 			a.stop()
 			if out := a.Output(); strings.Contains(out, "dropped") {
 				t.Errorf("output:\n%s", out)
