@@ -16,7 +16,7 @@ import (
 // freshPacked is the base of a packed ring that nobody has used: descriptor 0 in both halves, with wrap counters of 1.
 const freshPacked = 1<<15 | 1<<31
 
-// publishEvery is how many frames or bytes are shown to the back-end at once: it begins with them while more are read.
+// After so many frames or bytes they are shown to the back-end, which begins with them while more are read.
 const (
 	publishFrames = 16
 	publishBytes  = 128 << 10
