@@ -211,3 +211,17 @@ func TestNetConfig(t *testing.T) {
 		t.Error("23 bytes are a configuration space")
 	}
 }
+
+// TestFeatureNames: every name leads back to its bit, and nothing else to any.
+func TestFeatureNames(t *testing.T) {
+	for n := range 64 {
+		f := virtio.Features(1) << n
+		got, ok := virtio.ParseFeature(f.String())
+		if named := !strings.HasPrefix(f.String(), "bit"); ok != named || ok && got != f {
+			t.Errorf("%v: %v, %v", f, got, ok)
+		}
+	}
+	if _, ok := virtio.ParseFeature(""); ok {
+		t.Error("nothing is the name of a feature")
+	}
+}

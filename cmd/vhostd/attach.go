@@ -88,7 +88,9 @@ func newAttach() *cobra.Command {
 	f.BoolVar(&a.stats, "stats", false, "print counters at the end (default off)")
 	f.BoolVar(&a.asJSON, "json", false, "print them as JSON; implies --stats (default off)")
 	f.StringVar(&a.level, "log-level", "info", "`LEVEL` of logs on stderr: debug, info, warn, error")
-	for flag, values := range map[string][]string{"ring": {"split", "packed"}, "wake": {"block", "adaptive", "poll"}, "log-level": {"debug", "info", "warn", "error"}} {
+	for flag, values := range map[string][]string{
+		"ring": {"split", "packed"}, "wake": {"block", "adaptive", "poll"}, "log-level": {"debug", "info", "warn", "error"},
+	} {
 		if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 			panic(err) // a flag that does not exist
 		}
@@ -116,6 +118,13 @@ func (a *attachFlags) parse() (err error) {
 		if a.opts.MAC, err = net.ParseMAC(a.mac); err != nil {
 			return fmt.Errorf("--mac: %q: accepted are addresses such as 52:54:00:12:34:56", a.mac)
 		}
+	}
+	// Zero, which stands for the default in the options, is no number of pairs on a command line.
+	if a.opts.QueuePairs == 0 {
+		return fmt.Errorf("--queue-pairs: 0: accepted are 1 to %d", attach.MaxQueuePairs)
+	}
+	if a.opts.RingSize == 0 {
+		return fmt.Errorf("--ring-size: 0: accepted are powers of two from %d to %d", attach.MinRingSize, attach.MaxRingSize)
 	}
 	if a.ring != "split" && a.ring != "packed" {
 		return fmt.Errorf("--ring: %q: accepted are split and packed", a.ring)

@@ -26,6 +26,9 @@ func TestUsageErrors(t *testing.T) {
 	}
 	serve := []string{"serve", "--socket", socket, "--network", "null"}
 	with := func(args ...string) []string { return append(append([]string{}, serve...), args...) }
+	attach := func(args ...string) []string {
+		return append([]string{"attach", "--socket", socket, "--netns", "/proc/self/ns/net"}, args...)
+	}
 	for _, tc := range []struct {
 		args []string
 		want string
@@ -79,6 +82,21 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"serve", "--socket", socket, "--network", "switch"}, "network switch: name is missing (accepted: "},
 		{[]string{"serve", "--socket", socket, "--network", "tap,name=t0,guard=52:54:00:00:00:01:02:03"}, "guard=52:54:00:00:00:01:02:03: is no Ethernet address"},
 		{[]string{"serve", "--socket", socket, "--network", "user,guard=x"}, "network user: guard=x: is neither a MAC nor an address"},
+		{[]string{"attach"}, "--socket is missing"},
+		{[]string{"attach", "--socket", socket}, "--netns is missing"},
+		{attach("--ifname", "a/b"), `--ifname: "a/b": accepted are`},
+		{attach("--address", "10.0.0.1"), `--address: "10.0.0.1": accepted are addresses with a prefix`},
+		{attach("--gateway", "x"), `--gateway: "x": accepted are addresses`},
+		{attach("--mac", "x"), `--mac: "x": accepted are addresses`},
+		{attach("--mac", "ff:ff:ff:ff:ff:ff"), "--mac: ff:ff:ff:ff:ff:ff: accepted are unicast"},
+		{attach("--mtu", "67"), "--mtu: 67: accepted are 68 to 65521"},
+		{attach("--queue-pairs", "0"), "--queue-pairs: 0: accepted are 1 to 64"},
+		{attach("--ring-size", "3"), "--ring-size: 3: accepted are powers of two"},
+		{attach("--ring", "round"), `--ring: "round": accepted are split and packed`},
+		{attach("--without", "FLIGHT"), `--without: "FLIGHT": accepted are names`},
+		{attach("--wake", "soon"), `--wake: "soon": accepted are block`},
+		{attach("--spin", "1"), `--spin: "1": accepted are durations`},
+		{attach("--log-level", "all"), `--log-level: "all": accepted are`},
 	} {
 		code, stdout, stderr := run(t, tc.args...)
 		t.Run(strings.Join(tc.args, " "), func(t *testing.T) { wantError(t, exitUsage, tc.want, code, stdout, stderr) })
@@ -150,17 +168,33 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestHelpShowsDefaults: every flag of serve says its default.
+// TestHelpShowsDefaults: every flag of serve and attach says its default.
 func TestHelpShowsDefaults(t *testing.T) {
-	_, stdout, _ := run(t, "serve", "--help")
-	for line := range strings.SplitSeq(stdout, "\n") {
-		flag := strings.TrimSpace(line)
-		if !strings.HasPrefix(flag, "--") || regexp.MustCompile(`^--(socket|network|config) `).MatchString(flag) {
-			continue
+	for _, command := range []string{"serve", "attach"} {
+		_, stdout, _ := run(t, command, "--help")
+		for line := range strings.SplitSeq(stdout, "\n") {
+			flag := strings.TrimSpace(line)
+			if !strings.HasPrefix(flag, "--") || regexp.MustCompile(`^--(socket|network|config|netns) `).MatchString(flag) {
+				continue
+			}
+			if !strings.Contains(line, "default") {
+				t.Errorf("%s: no default in %q", command, line)
+			}
 		}
-		if !strings.Contains(line, "default") {
-			t.Errorf("no default in %q", line)
-		}
+	}
+}
+
+// TestAttachFailures: what fails at run time says where, and exits with 1.
+func TestAttachFailures(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	for netns, want := range map[string]string{
+		"/proc/self/ns/net": socket + ": dial unix", "/proc/self/ns/uts": "is no network namespace", "no-such": "network namespace no-such: open /run/netns/no-such",
+	} {
+		code, stdout, stderr := run(t, "attach", "--socket", socket, "--netns", netns)
+		wantError(t, exitFailure, want, code, stdout, stderr)
+	}
+	if code, _, stderr := run(t, "attach-helper"); code != exitUsage || !strings.Contains(stderr, "unknown command") {
+		t.Errorf("the helper's word, typed: %d %s", code, stderr)
 	}
 }
 
@@ -172,7 +206,9 @@ func TestManAndCompletion(t *testing.T) {
 	if code, _, stderr := run(t, "man", dir); code != 0 {
 		t.Fatalf("%d %s", code, stderr)
 	}
-	for _, page := range []string{"vhostd.8", "vhostd-serve.8", "vhostd-config-check.8", "vhostd-stats.8", "vhostd-run.8", "vhostd-qemu-args.8"} {
+	for _, page := range []string{
+		"vhostd.8", "vhostd-serve.8", "vhostd-attach.8", "vhostd-config-check.8", "vhostd-stats.8", "vhostd-run.8", "vhostd-qemu-args.8",
+	} {
 		text, err := os.ReadFile(filepath.Join(dir, page))
 		if err != nil || !strings.Contains(string(text), ".SH") {
 			t.Errorf("%s: %v", page, err)

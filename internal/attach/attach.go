@@ -15,8 +15,8 @@ import (
 
 // Pauses between attempts to connect.
 const (
-	firstPause  = 100 * time.Millisecond
-	longestStop = 2 * time.Second
+	firstPause   = 100 * time.Millisecond
+	longestPause = 2 * time.Second
 )
 
 // attachment is what outlives connections: the interface, its helper and the counters.
@@ -68,7 +68,7 @@ func (a *attachment) run(ctx context.Context) error {
 			a.opts.Logger.Warn("not attached, trying again", "reason", text)
 			told = text
 		}
-		if time.Since(start) > longestStop {
+		if time.Since(start) > longestPause {
 			pause, told = firstPause, ""
 		}
 		select {
@@ -76,7 +76,7 @@ func (a *attachment) run(ctx context.Context) error {
 			return nil
 		case <-time.After(pause):
 		}
-		pause = min(2*pause, longestStop)
+		pause = min(2*pause, longestPause)
 	}
 }
 
@@ -96,7 +96,7 @@ func (a *attachment) connection(ctx context.Context) error {
 	if err != nil {
 		return unless(ctx, err)
 	}
-	if err = a.begin(ctx, s); err == nil {
+	if err = a.begin(ctx, s); err == nil && ctx.Err() == nil {
 		a.sessions++
 		a.carrier(true)
 		err = a.serve(ctx, s)
@@ -113,7 +113,8 @@ func unless(ctx context.Context, err error) error {
 	return err
 }
 
-// begin makes rings run between the back-end and the interface, which it makes if there is none.
+// begin makes rings run between the back-end and the interface, which it makes if there is none. When ctx is done it returns nil, and
+// they may not run.
 func (a *attachment) begin(ctx context.Context, s *session) error {
 	if err := a.prepare(s); err != nil {
 		return localError{err}
@@ -154,7 +155,7 @@ func (a *attachment) serve(ctx context.Context, s *session) (err error) {
 			}
 		case <-ended:
 			if failed != nil {
-				return failed
+				return unless(ctx, failed) // both may be told to stop at once
 			}
 			// The interface goes in any case; a back-end that does not take part is left to itself.
 			if err := s.finish(); err != nil {

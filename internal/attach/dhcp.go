@@ -146,7 +146,7 @@ func (d *dhcpClient) lowerMTU(l netlink.Link, m *dhcpv4.DHCPv4) error {
 		return nil // most servers leave it out
 	}
 	if err := netlink.LinkSetMTU(l, int(value)); err != nil {
-		return errors.Join(errors.New("MTU"), err)
+		return fmt.Errorf("MTU %d: %w", value, err)
 	}
 	return nil
 }

@@ -202,7 +202,9 @@ func (f *fake) setRing(m frontend.Reply) {
 		f.ring(le.Uint32(m.Payload)).size = le.Uint32(m.Payload[4:])
 	case vhostuser.ReqSetVringAddr:
 		r := f.ring(le.Uint32(m.Payload))
-		r.desc, r.used, r.avail = le.Uint64(m.Payload[8:])-f.table.UVA, le.Uint64(m.Payload[16:])-f.table.UVA, le.Uint64(m.Payload[24:])-f.table.UVA
+		for i, to := range [...]*uint64{&r.desc, &r.used, &r.avail} {
+			*to = le.Uint64(m.Payload[8+8*i:]) - f.table.UVA
+		}
 	case vhostuser.ReqSetVringKick:
 		f.ring(le.Uint32(m.Payload)).kick = m.FDs[0]
 	case vhostuser.ReqSetVringCall:

@@ -13,24 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// helperArgument is what a helper is called with, and helperSocket where its socket is.
+// helperArgument is what a helper is called with, enteredArgument what follows when nsenter does it, and helperSocket where its
+// socket is.
 const (
-	helperArgument = "attach-helper"
-	helperSocket   = 3
+	helperArgument  = "attach-helper"
+	enteredArgument = "entered"
+	helperSocket    = 3
 )
 
 // RunHelper turns the process into the helper of an attachment if it was started as one, and then does not return. A program that
 // calls [Run] calls it first thing in main.
 func RunHelper() {
-	if len(os.Args) != 2 || os.Args[1] != helperArgument {
+	if len(os.Args) < 2 || os.Args[1] != helperArgument {
 		return
 	}
 	if kind, err := unix.GetsockoptInt(helperSocket, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_SEQPACKET {
 		return // somebody typed it
 	}
 	unix.CloseOnExec(helperSocket)
-	for fd := helperSocket + 1; fd <= helperSocket+3; fd++ {
-		_ = unix.Close(fd) // what nsenter was given
+	if len(os.Args) == 3 && os.Args[2] == enteredArgument {
+		closeAll([]int{helperSocket + 1, helperSocket + 2, helperSocket + 3}) // what nsenter was given
 	}
 	if err := help(); err != nil {
 		fmt.Fprintln(os.Stderr, "vhostd attach, helper in the namespace:", err)
@@ -114,7 +116,7 @@ func openQueue(name string, flags uint16) (int, error) {
 	const device = "/dev/net/tun"
 	fd, err := unix.Open(device, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, fmt.Errorf("open %s: %w (it is needed also inside of containers, readable and writable for this user; modprobe tun)", device, err)
+		return -1, fmt.Errorf("open %s: %w (it must be there, readable and writable for this user; modprobe tun)", device, err)
 	}
 	request, err := unix.NewIfreq(name)
 	if err == nil {
@@ -127,7 +129,7 @@ func openQueue(name string, flags uint16) (int, error) {
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EEXIST):
 		err = fmt.Errorf("create: %w (is there an interface of that name?)", err)
 	case errors.Is(err, unix.EPERM):
-		err = fmt.Errorf("create: %w (this needs CAP_NET_ADMIN in the namespace: as its owner have uid 0 of its user namespace mapped to you, as unshare -r does)", err)
+		err = fmt.Errorf("create: %w (this needs CAP_NET_ADMIN in the namespace: its owner needs uid 0 mapped to him, as by unshare -r)", err)
 	default:
 		err = fmt.Errorf("create: %w", err)
 	}

@@ -24,12 +24,12 @@ func TestHostileRings(t *testing.T) {
 		do   func(rx, tx *fakeRing)
 	}{
 		"id beyond the ring":           {"names head 65535", func(rx, _ *fakeRing) { rx.use(65535, 20); rx.publish() }},
-		"id twice":                     {"not outstanding", func(rx, _ *fakeRing) { h, _ := rx.take(); rx.use(uint32(h), 30); rx.use(uint32(h), 30); rx.publish() }},
+		"id twice":                     {"not outstanding", func(rx, _ *fakeRing) { rx.answer(30, 30) }},
 		"transmit id never given":      {"not outstanding", func(_, tx *fakeRing) { tx.use(3, 0); tx.publish() }},
 		"used index jumps":             {"used index is", func(rx, _ *fakeRing) { rx.usedIdx = 40000; rx.publish() }},
-		"length beyond the buffer":     {"came back with", func(rx, _ *fakeRing) { h, d := rx.take(); rx.use(uint32(h), uint32(len(d)+1)); rx.publish() }},
-		"length of 4 GiB":              {"came back with 4294967295", func(rx, _ *fakeRing) { h, _ := rx.take(); rx.use(uint32(h), 1<<32-1); rx.publish() }},
-		"less than a header":           {"the header alone has 12", func(rx, _ *fakeRing) { h, _ := rx.take(); rx.use(uint32(h), 11); rx.publish() }},
+		"length beyond the buffer":     {"came back with", func(rx, _ *fakeRing) { rx.answer(uint32(rxBuffer(allFeatures, 0) + 1)) }},
+		"length of 4 GiB":              {"came back with 4294967295", func(rx, _ *fakeRing) { rx.answer(1<<32 - 1) }},
+		"less than a header":           {"the header alone has 12", func(rx, _ *fakeRing) { rx.answer(11) }},
 		"second buffer too long":       {"came back with", func(rx, _ *fakeRing) { tooLongSecond(rx) }},
 		"err eventfd of the receiveq":  {"calls a ring broken", func(rx, _ *fakeRing) { ringBell(rx.fail) }},
 		"err eventfd of the transmitq": {"calls a ring broken", func(_, tx *fakeRing) { ringBell(tx.fail) }},
@@ -56,6 +56,15 @@ func TestHostileRings(t *testing.T) {
 	}
 }
 
+// answer uses one chain as often as there are lengths.
+func (r *fakeRing) answer(lengths ...uint32) {
+	head, _ := r.take()
+	for _, n := range lengths {
+		r.use(uint32(head), n)
+	}
+	r.publish()
+}
+
 func tooLongSecond(rx *fakeRing) {
 	h, data := rx.take()
 	virtio.NetHdr{NumBuffers: 2}.Encode(data[:virtio.NetHdrLen])
@@ -78,6 +87,11 @@ func sendFrame(t *testing.T, a *attached, n int) []byte {
 // TestBadFrames: a frame that cannot be is counted under its reason, and those after it arrive.
 func TestBadFrames(t *testing.T) {
 	frame := bytes.Repeat([]byte{7}, 100)
+	sum := func(start uint16) virtio.NetHdr {
+		return virtio.NetHdr{NumBuffers: 1, Flags: virtio.HdrFNeedsCsum, CsumStart: start, CsumOffset: 16}
+	}
+	segments := sum(34)
+	segments.GSOType = virtio.GSOTCPv4
 	for name, c := range map[string]struct {
 		header  virtio.NetHdr
 		frame   []byte
@@ -89,9 +103,9 @@ func TestBadFrames(t *testing.T) {
 		"no buffers":                 {virtio.NetHdr{}, frame, []int{112}, 0, badMerge},
 		"more buffers than any":      {virtio.NetHdr{NumBuffers: 65535}, frame, []int{112}, 0, badMerge},
 		"buffers that are not there": {virtio.NetHdr{NumBuffers: 3}, frame, []int{62, 50}, 0, badMerge},
-		"checksum beyond the frame":  {virtio.NetHdr{NumBuffers: 1, Flags: virtio.HdrFNeedsCsum, CsumStart: 90, CsumOffset: 16}, frame, []int{112}, 0, badHeader},
-		"checksum not negotiated":    {virtio.NetHdr{NumBuffers: 1, Flags: virtio.HdrFNeedsCsum, CsumStart: 34, CsumOffset: 16}, frame, []int{112}, virtio.FNetGuestCSum, badHeader},
-		"segments of nothing":        {virtio.NetHdr{NumBuffers: 1, Flags: virtio.HdrFNeedsCsum, GSOType: virtio.GSOTCPv4, CsumStart: 34, CsumOffset: 16}, frame, []int{112}, 0, badHeader},
+		"checksum beyond the frame":  {sum(90), frame, []int{112}, 0, badHeader},
+		"checksum not negotiated":    {sum(34), frame, []int{112}, virtio.FNetGuestCSum, badHeader},
+		"segments of nothing":        {segments, frame, []int{112}, 0, badHeader},
 		"unknown segmentation":       {virtio.NetHdr{NumBuffers: 1, GSOType: 77}, frame, []int{112}, 0, badHeader},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -75,7 +75,8 @@ func (ns *namespace) spawn(sock *os.File) (*exec.Cmd, error) {
 		return nil, err
 	}
 	defer self.Close()
-	cmd = exec.Command(nsenter, "--preserve-credentials", "--user=/proc/self/fd/4", "--net=/proc/self/fd/5", "--", "/proc/self/fd/6", helperArgument)
+	cmd = exec.Command(nsenter, "--preserve-credentials", "--user=/proc/self/fd/4", "--net=/proc/self/fd/5", "--",
+		"/proc/self/fd/6", helperArgument, enteredArgument)
 	cmd.ExtraFiles = []*os.File{sock, ns.user, ns.net, self}
 	cmd.Stderr = os.Stderr
 	return cmd, cmd.Start()

@@ -37,6 +37,7 @@ type pair struct {
 	merges  bool
 	marks   bool // the back-end reads the headers of what is sent
 
+	polls   bool // the worker never sleeps, and does not look at descriptors either
 	drained bool // the last read found nothing: whatever comes makes the tap ready
 	calling bool // calls were asked for, as a new ring does
 	broken  bool
@@ -71,6 +72,7 @@ func asSender(f virtio.Features) (sender virtio.Features) {
 // start puts receive buffers on the ring and gives the pair to a worker, which close ends.
 func (p *pair) start(o *Options) (err error) {
 	name := fmt.Sprint("pair", p.rx.index/2)
+	p.polls = o.Wake == worker.Poll
 	p.loop, err = worker.New(worker.Options{Name: name, CPU: -1, Wake: o.Wake, Spin: o.Spin, Logger: o.Logger})
 	if err != nil {
 		return err
@@ -81,7 +83,10 @@ func (p *pair) start(o *Options) (err error) {
 			fd    int
 			event worker.Event
 			drain bool
-		}{{p.tap, tapReady, false}, {p.rx.call, rxCalled, true}, {p.tx.call, txCalled, true}, {p.rx.fail, ringFailed, true}, {p.tx.fail, ringFailed, true}} {
+		}{
+			{p.tap, tapReady, false}, {p.rx.call, rxCalled, true}, {p.tx.call, txCalled, true},
+			{p.rx.fail, ringFailed, true}, {p.tx.fail, ringFailed, true},
+		} {
 			err = errors.Join(err, p.loop.Watch(w.fd, p, w.event, w.drain))
 		}
 		p.refill()

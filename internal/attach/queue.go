@@ -16,7 +16,7 @@ import (
 // freshPacked is the base of a packed ring that nobody has used: descriptor 0 in both halves, with wrap counters of 1.
 const freshPacked = 1<<15 | 1<<31
 
-// publishEvery is how many frames or bytes are shown to the back-end at once: it begins with them while more are read.
+// After so many frames or bytes they are shown to the back-end, which begins with them while more are read.
 const (
 	publishFrames = 16
 	publishBytes  = 128 << 10
@@ -125,7 +125,8 @@ func (q *queue) allocate(mem *frontend.Memory, chains, size int) error {
 
 // addr is the payload of SET_VRING_ADDR.
 func (q *queue) addr(mem *frontend.Memory) vhostuser.VringAddr {
-	return vhostuser.VringAddr{Index: uint32(q.index), Desc: mem.UVA(q.layout.Desc), Avail: mem.UVA(q.layout.Avail), Used: mem.UVA(q.layout.Used)}
+	return vhostuser.VringAddr{Index: uint32(q.index),
+		Desc: mem.UVA(q.layout.Desc), Avail: mem.UVA(q.layout.Avail), Used: mem.UVA(q.layout.Used)}
 }
 
 // put stages the first n bytes of a slot. The ring has room for every slot.

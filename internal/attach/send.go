@@ -26,7 +26,7 @@ func (p *pair) reap() (n int) {
 
 // send moves frames from the tap to the transmitq. While the ring is full they stay in the tap, whose queue the kernel bounds.
 func (p *pair) send() (progress bool) {
-	if p.drained && !p.full() {
+	if p.drained && !p.polls && !p.full() {
 		return false
 	}
 	progress = p.reap() > 0

@@ -139,10 +139,17 @@ func (s *session) readConfig() error {
 		return nil
 	}
 	const size = 12 // mac, status, max_virtqueue_pairs and mtu (virtio 1.3 section 5.1.4)
-	b, err := s.conn.GetConfig(0, size)
+	ask := vhostuser.ConfigSpace{Size: size}.Append(nil)
+	b, err := s.conn.Call(vhostuser.ReqGetConfig, append(ask, make([]byte, size)...))
 	if err != nil {
 		return fmt.Errorf("configuration of the device: %w", err)
 	}
+	if len(b) != len(ask)+size {
+		s.opts.Logger.Warn("the back-end does not tell the device's configuration", "bytes", len(b), "wanted", len(ask)+size)
+		s.features &^= virtio.FNetMAC | virtio.FNetMTU
+		return nil
+	}
+	b = b[len(ask):]
 	if mac := net.HardwareAddr(b[:6:6]); wanted.Has(virtio.FNetMAC) && usableMAC(mac) {
 		s.mac = mac
 	}
@@ -151,6 +158,9 @@ func (s *session) readConfig() error {
 	}
 	if mtu := int(binary.LittleEndian.Uint16(b[10:])); wanted.Has(virtio.FNetMTU) && mtu >= MinMTU {
 		s.mtu = min(mtu, MaxMTU)
+	}
+	if s.opts.MTU > s.mtu {
+		s.features &^= virtio.FNetMTU // who acknowledges it promises to stay below (virtio 1.3 section 5.1.5)
 	}
 	return nil
 }

@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/vhostd/vhostd/vhostuser"
+	"github.com/vhostd/vhostd/vhostuser/frontend"
 	"github.com/vhostd/vhostd/virtio"
 	"github.com/vhostd/vhostd/worker"
 )
@@ -33,7 +35,8 @@ func TestFrames(t *testing.T) {
 			f := newFake(t)
 			f.features = offered
 			f.listen()
-			a := f.attach(nil)
+			wakes := map[string]worker.Wake{"nothing": worker.Poll, "everything": worker.Adaptive, "legacy": worker.Poll}
+			a := f.attach(func(o *Options) { o.Wake = wakes[name] })
 			random := rand.NewChaCha8([32]byte{1})
 			for _, n := range []int{14, 60, 1514, 1518} {
 				frame := make([]byte, n)
@@ -107,7 +110,8 @@ func TestMergedFrames(t *testing.T) {
 	a := f.attach(nil)
 	frame := make([]byte, 40000)
 	_, _ = rand.NewChaCha8([32]byte{2}).Read(frame)
-	header := virtio.NetHdr{NumBuffers: 4, Flags: virtio.HdrFNeedsCsum, GSOType: virtio.GSOTCPv4, GSOSize: 1448, HdrLen: 66, CsumStart: 34, CsumOffset: 16}
+	header := virtio.NetHdr{NumBuffers: 4, Flags: virtio.HdrFNeedsCsum, GSOType: virtio.GSOTCPv4, GSOSize: 1448, HdrLen: 66,
+		CsumStart: 34, CsumOffset: 16}
 	f.rings[0].deliver(header, frame, 16<<10, 1, 16<<10, 40000+12-2*(16<<10)-1)
 	got, b := a.frame(t)
 	header.NumBuffers = 0
@@ -198,6 +202,23 @@ func TestNegotiation(t *testing.T) {
 	if a.mac.String() != "52:54:00:01:02:03" || a.mtu != 1400 || a.pairs != 2 {
 		t.Errorf("%v %d %d", a.mac, a.mtu, a.pairs)
 	}
+	silent := newFake(t)
+	silent.script = func(c *frontend.Conn, m frontend.Reply) (bool, bool) {
+		if m.Request != vhostuser.ReqGetConfig {
+			return false, false
+		}
+		reply(c, m, nil)
+		return true, false
+	}
+	silent.listen()
+	if a := silent.attach(nil); a.mac != nil || a.mtu != 0 || a.features.Any(virtio.FNetMAC|virtio.FNetMTU) {
+		t.Errorf("without a configuration: %v %d %v", a.mac, a.mtu, a.features)
+	}
+	high := newFake(t)
+	high.listen()
+	if a := high.attach(func(o *Options) { o.MTU = 1500 }); a.features.Any(virtio.FNetMTU) {
+		t.Errorf("an MTU above the device's is promised to stay below: %v", a.features)
+	}
 	for what, wrong := range map[string]virtio.NetConfig{
 		"zeros":     {},
 		"multicast": {MAC: [6]byte{1, 0, 0, 0, 0, 1}, MTU: 67, MaxQueuePairs: 65535},
@@ -215,7 +236,8 @@ func TestNegotiation(t *testing.T) {
 func TestFeaturesFollowOneAnother(t *testing.T) {
 	for range 10000 {
 		offered := virtio.Features(rand.Uint64())
-		f := choose(offered, &Options{Packed: true, QueuePairs: 1 + rand.IntN(2), Without: virtio.Features(rand.Uint64() & rand.Uint64() & rand.Uint64())})
+		without := virtio.Features(rand.Uint64() & rand.Uint64() & rand.Uint64())
+		f := choose(offered, &Options{Packed: true, QueuePairs: 1 + rand.IntN(2), Without: without})
 		for feature, needs := range map[virtio.Features]virtio.Features{
 			virtio.FNetHostTSO4: virtio.FNetCSum, virtio.FNetHostTSO6: virtio.FNetCSum, virtio.FNetHostECN: virtio.FNetHostTSO4,
 			virtio.FNetGuestTSO4: virtio.FNetGuestCSum, virtio.FNetGuestTSO6: virtio.FNetGuestCSum, virtio.FRingPacked: virtio.FVersion1,
@@ -262,7 +284,9 @@ func TestNamespaces(t *testing.T) {
 			t.Errorf("%s: %s, want %s", text, got, want)
 		}
 	}
-	for text, want := range map[string]string{"no-such-namespace": "no such file", "/proc/self/ns/uts": "no network namespace", "/etc/passwd": "no network namespace"} {
+	for text, want := range map[string]string{
+		"no-such-namespace": "no such file", "/proc/self/ns/uts": "no network namespace", "/etc/passwd": "no network namespace",
+	} {
 		if _, err := Run(t.Context(), Options{Socket: "s", Netns: text}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}

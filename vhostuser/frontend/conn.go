@@ -283,9 +283,9 @@ func (c *Conn) Sync() error {
 	return err
 }
 
-// AwaitEnd waits until the connection cannot be used any more and says why: the back-end closed it (io.EOF), or sent
-// something that nobody asked for. It returns nil, and leaves the connection usable, when ctx is done. Nothing else may use the
-// connection meanwhile.
+// AwaitEnd waits until the connection cannot be used any more and says why: the back-end closed it (io.EOF, or
+// ECONNRESET if it left something unread), or sent something that nobody asked for. It returns nil, and leaves the
+// connection usable, when ctx is done. Nothing else may use the connection meanwhile.
 func (c *Conn) AwaitEnd(ctx context.Context) error {
 	if err := c.conn.SetReadDeadline(time.Time{}); err != nil {
 		return err

@@ -1,7 +1,9 @@
 package frontend_test
 
 import (
+	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"strings"
@@ -97,5 +99,32 @@ func TestDescriptorsInReply(t *testing.T) {
 	}
 	if _, err := c.Recv(10 * time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("silence: %v", err)
+	}
+}
+
+// TestAwaitEnd: the wait ends with the context and leaves the connection usable, with the peer's end, and with unasked bytes.
+func TestAwaitEnd(t *testing.T) {
+	c, back := scripted(t)
+	for range 3 {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
+		must(t, c.AwaitEnd(ctx))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	must(t, c.AwaitEnd(ctx))
+	_, err := back.Write(reply(vhostuser.ReqGetFeatures, 5, 1, 0, 0, 0, 0, 0, 0, 0))
+	must(t, err)
+	if f, err := c.GetFeatures(); err != nil || f != 1 {
+		t.Errorf("the connection is not usable: %v, %v", f, err)
+	}
+	_, err = back.Write([]byte{1})
+	must(t, err)
+	if err := c.AwaitEnd(t.Context()); err == nil || !strings.Contains(err.Error(), "nobody asked for") {
+		t.Error(err)
+	}
+	must(t, back.Close())
+	if err := c.AwaitEnd(t.Context()); !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
+		t.Error(err)
 	}
 }
