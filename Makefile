@@ -14,7 +14,7 @@ report := go run ./scripts/testreport
 build: ## vhostd, in bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/vhostd ./cmd/vhostd
 
-demo: setup build ## a Linux guest boots, pings and moves data through vhostd; under three minutes
+demo: setup build ## a Linux guest boots behind the user network, fetches a page, is reached from outside; under three minutes
 	@echo "building the demo (the first time takes minutes)"; VHOSTD_BINARY=bin/vhostd go run ./integration/demo
 
 test: ## everything that CI runs; under 25 minutes on two cores
