@@ -66,7 +66,8 @@ func OpenPinger(dst string) (*Pinger, error) {
 // Close closes the socket.
 func (p *Pinger) Close() error { return p.conn.Close() }
 
-// Run sends args.Count requests to the address that the Pinger was opened for. Lost answers are no error; a send error is counted as a lost answer.
+// Run sends args.Count requests to the address that the Pinger was opened for. Lost answers are no error; a send error is counted as a
+// lost answer.
 func (p *Pinger) Run(args PingArgs) (PingResult, error) {
 	var result PingResult
 	var total time.Duration
