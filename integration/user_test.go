@@ -350,9 +350,14 @@ func testUserHalfClose(t *testing.T, e *userEnv) {
 	}
 }
 
-// testUserMany opens connections all at once (NAT-01).
+// testUserMany opens connections all at once (NAT-01), while others wait for a host that does not answer (NAT-02).
 func testUserMany(t *testing.T, e *userEnv) {
 	n := rounds(200, 1000)
+	dead := make(chan error, 1)
+	go func() {
+		args := guest.ConnectArgs{Addr: rig.Silent4 + ":80", Count: 100, Timeout: 20 * time.Second}
+		dead <- e.vm.Agent.Call(guest.CommandConnect, args, nil, patience)
+	}()
 	for _, host := range []string{rig.Live4, rig.Live6} {
 		var result guest.ConnectResult
 		args := guest.ConnectArgs{Addr: net.JoinHostPort(host, echoPort), Count: n, Echo: true, Timeout: patience}
@@ -361,6 +366,9 @@ func testUserMany(t *testing.T, e *userEnv) {
 			t.Errorf("%d connections to %s: %v", n, host, result.Outcomes)
 		}
 		t.Logf("%d connections to %s: all open and answered after %v", n, host, result.Took)
+	}
+	if err := <-dead; err != nil {
+		t.Error(err)
 	}
 }
 
