@@ -27,7 +27,7 @@ func TestRun(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", runtime)
 	control := filepath.Join(runtime, "control.sock")
 	const megabits = 16
-	network := "user" + userPrefixes + ",deny=" + rig.Live4 + ":81,deny=[" + rig.Live6 + "]:81,deny=*.text.example.test,deny=" + rig.TextName +
+	network := "user" + userPrefixes + ",search=example.test,deny=" + rig.Live4 + ":81,deny=[" + rig.Live6 + "]:81,deny=*.text.example.test,deny=" + rig.TextName +
 		fmt.Sprintf(",rate-in=%dMbit,rate-out=%dMbit", megabits, megabits)
 	vm, err := rig.StartVM(shared.folder, image, rig.VMConfig{CPUs: 2, Namespace: i.Namespace, Run: []string{
 		i.Binary(), "run", "--network", network, "--publish", rig.Live4 + ":2222:" + echoPort, "--control", control,

@@ -236,7 +236,11 @@ func (d *demo) inbound() error {
 
 // ping reaches a host that is there, and must not reach one that is not.
 func (d *demo) ping() error {
-	for dst, want := range map[string]int{rig.Live4: 5, rig.Silent4: 0} {
+	for _, host := range []struct {
+		dst  string
+		want int
+	}{{rig.Live4, 5}, {rig.Silent4, 0}} {
+		dst, want := host.dst, host.want
 		var result guest.PingResult
 		if err := d.call(guest.CommandPing, guest.PingArgs{Dst: dst, Size: 56, Count: 5, Timeout: time.Second}, &result); err != nil {
 			return err
