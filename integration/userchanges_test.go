@@ -124,7 +124,7 @@ func testUserResolver(t *testing.T, e *userEnv) {
 	}
 }
 
-// testUserInterface: while the host has lost the network the guest is told so, and afterwards everything works at once.
+// testUserInterface: while the host has lost a network the guest is told so, and afterwards everything works at once.
 func testUserInterface(t *testing.T, e *userEnv) {
 	listener, err := e.Listen(":9000")
 	if err != nil {

@@ -205,17 +205,22 @@ func addUnreachable(lo netlink.Link, cidrs ...string) error {
 	return nil
 }
 
-// SetInterface sets Interface up or down. The kernel takes the IPv6 address of one that goes down away.
+// SetInterface sets Interface up with its addresses, or down without them: of one that goes down the kernel takes the IPv6 address away,
+// and still answers for the IPv4 address, which a host that has lost its network does not have.
 func (i *Internet) SetInterface(up bool) error {
 	return i.Do(func() error {
 		link, err := netlink.LinkByName(Interface)
 		if err != nil {
 			return err
 		}
-		if !up {
-			return netlink.LinkSetDown(link)
+		if up {
+			return errors.Join(netlink.LinkSetUp(link), addAddress(link, Interface4+"/24"), addAddress(link, Interface6+"/64"))
 		}
-		return errors.Join(netlink.LinkSetUp(link), addAddress(link, Interface6+"/64"))
+		address, err := netlink.ParseAddr(Interface4 + "/24")
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.AddrDel(link, address), netlink.LinkSetDown(link))
 	})
 }
 
