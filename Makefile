@@ -14,8 +14,8 @@ report := go run ./scripts/testreport
 build: ## vhostd, in bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/vhostd ./cmd/vhostd
 
-demo: setup build ## a Linux guest boots, pings and moves data through vhostd; under three minutes
-	@echo "building the demo (the first time takes minutes)"; VHOSTD_BINARY=bin/vhostd go run ./integration/demo
+demo: setup build ## a Linux guest boots behind the user network, fetches a page, is reached from outside; under three minutes
+	@echo "building the demo"; CGO_ENABLED=0 VHOSTD_BINARY=bin/vhostd go run -trimpath ./integration/demo
 
 dist: ## Debian packages and archives for amd64 and arm64, in build/dist/; VERSION= instead of what git says
 	@scripts/dist.sh

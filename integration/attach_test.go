@@ -94,7 +94,7 @@ func (a *attachment) ping(dst string, sizes ...int) {
 	a.t.Helper()
 	var pinger *guest.Pinger
 	if err := a.ns.Do(func() (err error) {
-		pinger, err = guest.OpenPinger()
+		pinger, err = guest.OpenPinger(dst)
 		return err
 	}); err != nil {
 		a.t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vhostd/vhostd/internal/testmain"
 	"github.com/vhostd/vhostd/vhostuser/frontend"
 )
 
@@ -117,6 +118,26 @@ func TestRunSignals(t *testing.T) {
 		wantNoDir(t)
 		wantEnded(t, children...)
 	}
+}
+
+// TestRunOrdinaryUser: the default network needs no privileges, and what QEMU is to reach is the user's.
+func TestRunOrdinaryUser(t *testing.T) {
+	testmain.NeedRoot(t)
+	dir, err := os.MkdirTemp("", "vhostd-run-test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chown(dir, nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	script := `id -u; ls -ldn "$XDG_RUNTIME_DIR"/* | cut -c-10; test -w "$XDG_RUNTIME_DIR"/*/vm.sock`
+	code, stdout, stderr := runCommand(t, asNobody(t, "run", "sh", "-c", script, "qemu"))
+	if code != 0 || stdout != fmt.Sprintf("%d\ndrwx------\n", nobody) || strings.Contains(stderr, "sandbox") {
+		t.Errorf("%d %q %q", code, stdout, stderr)
+	}
+	wantNoDir(t)
 }
 
 // TestRunKilled: without their parent both children end by themselves.

@@ -68,7 +68,8 @@ added later must be in the directories of the sockets at the start, or in --sock
 
 Exit status: 0 after a clean stop, 1 when something failed, 2 for wrong flags or configuration.`
 
-const serveExample = `  vhostd serve --socket /run/vhostd/vm1.sock --network tap,name=tap0,bridge=br0
+const serveExample = `  vhostd serve --socket "$XDG_RUNTIME_DIR/vm1.sock" --publish 127.0.0.1:2222:22
+  vhostd serve --socket /run/vhostd/vm1.sock --network tap,name=tap0,bridge=br0
   vhostd serve --config /etc/vhostd/vhostd.yaml --control /run/vhostd/control.sock`
 
 // serveFlags are the flags of vhostd serve.

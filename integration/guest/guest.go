@@ -50,7 +50,32 @@ const (
 	CommandFile     = "file"     // FileArgs -> FileResult
 	CommandMemory   = "memory"   // nothing -> Memory
 	CommandPower    = "power"    // PowerArgs -> nothing; the guest goes down after the reply
+	CommandDHCP     = "dhcp"     // DHCPArgs -> Lease
+	CommandResolve  = "resolve"  // ResolveArgs -> ResolveResult
+	CommandFetch    = "fetch"    // FetchArgs -> FetchResult
+	CommandConnect  = "connect"  // ConnectArgs -> ConnectResult
+	CommandDialog   = "dialog"   // DialogArgs -> DialogResult
+	CommandTrips    = "trips"    // TripsArgs -> TripsResult
+	CommandSizes    = "sizes"    // SizesArgs -> SizesResult
+	CommandListen   = "listen"   // ListenArgs -> nothing; the services last as long as the guest
 )
+
+// DHCPArgs asks for an address by DHCPv4 (RFC 2131) for an interface that is up, and puts everything that is told into force: address,
+// default route, MTU and resolver.
+type DHCPArgs struct {
+	Name    string        `json:"name"`
+	Timeout time.Duration `json:"timeout"`
+}
+
+// Lease is what a DHCP server told.
+type Lease struct {
+	CIDR    string        `json:"cidr"`
+	Gateway string        `json:"gateway"`
+	DNS     []string      `json:"dns"`
+	Search  []string      `json:"search"`
+	MTU     int           `json:"mtu"` // 0: none was told
+	For     time.Duration `json:"for"`
+}
 
 // LinkArgs changes an interface; zero fields change nothing.
 type LinkArgs struct {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"time"
 )
@@ -31,30 +32,43 @@ type PingResult struct {
 
 const icmpHeader = 8
 
+// Types of echo messages (RFC 792, RFC 4443).
+const (
+	echoReply4, echoRequest4 = 0, 8
+	echoReply6, echoRequest6 = 129, 128
+)
+
 // Pinger owns a raw ICMP socket of the network namespace it was opened in.
 type Pinger struct {
-	conn  *net.IPConn
-	ident uint16
+	conn           *net.IPConn
+	dst            netip.Addr
+	ident          uint16
+	request, reply byte // types of messages
 }
 
-// OpenPinger needs CAP_NET_RAW.
-func OpenPinger() (*Pinger, error) {
-	conn, err := net.ListenIP("ip4:icmp", nil)
-	if err != nil {
+// OpenPinger opens one for an address. It needs CAP_NET_RAW.
+func OpenPinger(dst string) (*Pinger, error) {
+	p := &Pinger{ident: uint16(rand.Uint32()), request: echoRequest4, reply: echoReply4}
+	var err error
+	if p.dst, err = netip.ParseAddr(dst); err != nil {
+		return nil, fmt.Errorf("ping: %w", err)
+	}
+	network := "ip4:icmp"
+	if p.dst.Is6() {
+		network, p.request, p.reply = "ip6:ipv6-icmp", echoRequest6, echoReply6
+	}
+	if p.conn, err = net.ListenIP(network, nil); err != nil {
 		return nil, err
 	}
-	return &Pinger{conn: conn, ident: uint16(rand.Uint32())}, nil
+	return p, nil
 }
 
 // Close closes the socket.
 func (p *Pinger) Close() error { return p.conn.Close() }
 
-// Run sends args.Count requests. Lost answers are no error; a send error is counted as a lost answer.
+// Run sends args.Count requests to the address that the Pinger was opened for. Lost answers are no error; a send error is counted as a
+// lost answer.
 func (p *Pinger) Run(args PingArgs) (PingResult, error) {
-	ip := net.ParseIP(args.Dst).To4()
-	if ip == nil {
-		return PingResult{}, fmt.Errorf("ping: %q is not an IPv4 address", args.Dst)
-	}
 	var result PingResult
 	var total time.Duration
 	start := time.Now()
@@ -66,8 +80,8 @@ func (p *Pinger) Run(args PingArgs) (PingResult, error) {
 		}
 		result.Sent++
 		sent := time.Now()
-		message := p.request(uint16(seq), args.Size)
-		if _, err := p.conn.WriteToIP(message, &net.IPAddr{IP: ip}); err != nil {
+		message := p.message(uint16(seq), args.Size)
+		if _, err := p.conn.WriteToIP(message, &net.IPAddr{IP: p.dst.AsSlice(), Zone: p.dst.Zone()}); err != nil {
 			time.Sleep(args.Timeout / 10)
 		}
 		ok, corrupt := p.await(message, answer, sent.Add(args.Timeout))
@@ -91,10 +105,10 @@ func (p *Pinger) Run(args PingArgs) (PingResult, error) {
 	return result, nil
 }
 
-// request builds an ICMP echo request (RFC 792) whose payload depends on the sequence number.
-func (p *Pinger) request(seq uint16, size int) []byte {
+// message builds an echo request whose payload depends on the sequence number. The kernel sums those of IPv6 itself.
+func (p *Pinger) message(seq uint16, size int) []byte {
 	message := make([]byte, icmpHeader+size)
-	message[0] = 8
+	message[0] = p.request
 	binary.BigEndian.PutUint16(message[4:], p.ident)
 	binary.BigEndian.PutUint16(message[6:], seq)
 	for i := range size {
@@ -115,7 +129,7 @@ func (p *Pinger) await(request, buffer []byte, deadline time.Time) (ok, corrupt 
 			return false, corrupt
 		}
 		answer := buffer[:n]
-		if err != nil || n < icmpHeader || answer[0] != 0 || !bytes.Equal(answer[4:8], request[4:8]) {
+		if err != nil || n < icmpHeader || answer[0] != p.reply || !bytes.Equal(answer[4:8], request[4:8]) {
 			continue
 		}
 		if bytes.Equal(answer[icmpHeader:], request[icmpHeader:]) {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"hash"
 	"io"
 	"math/rand/v2"
 	"time"
@@ -56,4 +57,30 @@ func copyStream(w io.Writer, r io.Reader) (StreamResult, error) {
 	// The struct hides ReadFrom and WriteTo of the ends: all bytes must pass the digest in blocks of one size.
 	n, err := io.CopyBuffer(struct{ io.Writer }{io.MultiWriter(w, digest)}, struct{ io.Reader }{r}, make([]byte, streamBlock))
 	return StreamResult{Bytes: n, SHA256: hex.EncodeToString(digest.Sum(nil)), Took: time.Since(start)}, err
+}
+
+// digestReader digests what is read from it.
+type digestReader struct {
+	r      io.Reader
+	digest hash.Hash
+	n      int64
+	start  time.Time
+	took   time.Duration
+}
+
+func newDigestReader(r io.Reader) *digestReader {
+	return &digestReader{r: r, digest: sha256.New(), start: time.Now()}
+}
+
+// Read implements io.Reader.
+func (d *digestReader) Read(p []byte) (int, error) {
+	n, err := d.r.Read(p)
+	d.digest.Write(p[:n])
+	d.n += int64(n)
+	d.took = time.Since(d.start)
+	return n, err
+}
+
+func (d *digestReader) result() StreamResult {
+	return StreamResult{Bytes: d.n, SHA256: hex.EncodeToString(d.digest.Sum(nil)), Took: d.took}
 }

@@ -7,9 +7,11 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -52,14 +54,30 @@ func StartDaemon(ns *Namespace, folder, network string, flags ...string) (*Daemo
 	if err != nil {
 		return nil, err
 	}
-	d := &Daemon{Socket: filepath.Join(folder, "net.sock"), Control: filepath.Join(folder, "control.sock")}
-	args := append([]string{"serve", "--socket", d.Socket, "--network", network, "--control", d.Control}, flags...)
-	if d.Process, err = Start(ns, binary, args...); err != nil {
-		return nil, err
-	}
+	return startDaemon(ns, binary, folder, network, flags, syscall.SysProcAttr{})
+}
+
+// DialDaemon is a vhostd that another process has started, by its control socket. Everything but the questions to it is about that process.
+func DialDaemon(process *Process, control string) *Daemon {
+	d := &Daemon{Process: process, Control: control}
+	d.dialControl()
+	return d
+}
+
+func (d *Daemon) dialControl() {
 	d.http.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", d.Control)
 	}}
+}
+
+func startDaemon(ns *Namespace, binary, folder, network string, flags []string, attr syscall.SysProcAttr) (*Daemon, error) {
+	d := &Daemon{Socket: filepath.Join(folder, "net.sock"), Control: filepath.Join(folder, "control.sock")}
+	args := append([]string{"serve", "--socket", d.Socket, "--network", network, "--control", d.Control}, flags...)
+	var err error
+	if d.Process, err = start(ns, binary, exec.Command(binary, args...), attr); err != nil {
+		return nil, err
+	}
+	d.dialControl()
 	err = d.WaitOutput("readiness line", 10*time.Second, func(output string) bool {
 		return strings.Contains(output, "listening") || strings.Contains(strings.Join(flags, " "), "--client")
 	})
@@ -98,6 +116,17 @@ type GuestStats struct {
 	Name      string `json:"name"`
 	Connected bool   `json:"connected"`
 	Rings     []Ring `json:"rings"`
+}
+
+// Drops are the frames lost on all rings, by reason.
+func (g GuestStats) Drops() map[string]uint64 {
+	drops := map[string]uint64{}
+	for _, ring := range g.Rings {
+		for reason, n := range ring.Drops {
+			drops[reason] += n
+		}
+	}
+	return drops
 }
 
 // Sum adds up the packets and drops of the rings with the given parity: 0 receiveqs, 1 transmitqs. What the network null discards

@@ -80,7 +80,7 @@ func CacheFolder() (string, error) {
 }
 
 func goBuild(output, pkg string, env ...string) error {
-	cmd := exec.Command("go", "build", "-ldflags", "-s -w", "-o", output, pkg)
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", output, pkg)
 	cmd.Env = append(os.Environ(), env...)
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", pkg, err, text)

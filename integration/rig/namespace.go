@@ -63,10 +63,10 @@ func (ns *Namespace) Close() {
 	<-ns.done
 }
 
-// Listen opens a TCP listener in the namespace; address is IP:PORT.
+// Listen opens a TCP listener in the namespace; address is IP:PORT, with an IPv6 address in brackets.
 func (ns *Namespace) Listen(address string) (listener net.Listener, err error) {
 	err = ns.Do(func() error {
-		listener, err = net.Listen("tcp4", address)
+		listener, err = net.Listen("tcp", address)
 		return err
 	})
 	return listener, err
@@ -75,7 +75,7 @@ func (ns *Namespace) Listen(address string) (listener net.Listener, err error) {
 // ListenPacket opens a UDP socket in the namespace.
 func (ns *Namespace) ListenPacket(address string) (conn net.PacketConn, err error) {
 	err = ns.Do(func() error {
-		conn, err = net.ListenPacket("udp4", address)
+		conn, err = net.ListenPacket("udp", address)
 		return err
 	})
 	return conn, err
@@ -84,7 +84,19 @@ func (ns *Namespace) ListenPacket(address string) (conn net.PacketConn, err erro
 // DialUDP opens a connected UDP socket in the namespace.
 func (ns *Namespace) DialUDP(address string) (conn net.Conn, err error) {
 	err = ns.Do(func() error {
-		conn, err = net.Dial("udp4", address)
+		conn, err = net.Dial("udp", address)
+		return err
+	})
+	return conn, err
+}
+
+// DialTCP connects from within the namespace.
+func (ns *Namespace) DialTCP(address string, timeout time.Duration) (conn *net.TCPConn, err error) {
+	err = ns.Do(func() error {
+		c, err := net.DialTimeout("tcp", address, timeout)
+		if err == nil {
+			conn = c.(*net.TCPConn)
+		}
 		return err
 	})
 	return conn, err

@@ -20,7 +20,7 @@ type Ends struct {
 
 // Stream moves n bytes over TCP between guest and host and returns what each end saw. The guest opens the connection.
 func (e Ends) Stream(n int64, seed uint64, toGuest bool, timeout time.Duration) (sent, received guest.StreamResult, err error) {
-	listener, err := e.NS.Listen(e.HostIP + ":0")
+	listener, err := e.NS.Listen(net.JoinHostPort(e.HostIP, "0"))
 	if err != nil {
 		return sent, received, err
 	}
@@ -78,20 +78,19 @@ func (e Ends) Ping(size, count int) (result guest.PingResult, err error) {
 func (e Ends) PingGuest(args guest.PingArgs) (guest.PingResult, error) {
 	var pinger *guest.Pinger
 	err := e.NS.Do(func() (err error) {
-		pinger, err = guest.OpenPinger()
+		pinger, err = guest.OpenPinger(e.GuestIP)
 		return err
 	})
 	if err != nil {
 		return guest.PingResult{}, err
 	}
 	defer pinger.Close()
-	args.Dst = e.GuestIP
 	return pinger.Run(args)
 }
 
 // Echo sends datagrams from the guest to an echo server on the host.
 func (e Ends) Echo(args guest.EchoArgs) (result guest.EchoResult, err error) {
-	conn, err := e.NS.ListenPacket(e.HostIP + ":0")
+	conn, err := e.NS.ListenPacket(net.JoinHostPort(e.HostIP, "0"))
 	if err != nil {
 		return result, err
 	}
@@ -104,7 +103,7 @@ func (e Ends) Echo(args guest.EchoArgs) (result guest.EchoResult, err error) {
 
 // SinkHost counts numbered datagrams that come to addr from the guest until stop is called.
 func (e Ends) SinkHost() (addr string, stop func() guest.SinkResult, err error) {
-	conn, err := e.NS.ListenPacket(e.HostIP + ":0")
+	conn, err := e.NS.ListenPacket(net.JoinHostPort(e.HostIP, "0"))
 	if err != nil {
 		return "", nil, err
 	}

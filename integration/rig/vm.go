@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,6 +37,8 @@ type VMConfig struct {
 	Private    bool   // memory that is not shared, which vhost-user cannot work with
 	Netdev     string // instead of vhost-user, such as user,id=n0
 	Namespace  *Namespace
+	// Run is a command to which QEMU's command line is given, without anything about memory and network: vhostd run and its flags.
+	Run []string
 }
 
 // VM is a running QEMU.
@@ -72,7 +75,12 @@ func StartQEMU(folder string, image Image, cfg VMConfig) (*VM, error) {
 	if program == "" {
 		program = "qemu-system-x86_64"
 	}
-	process, err := Start(cfg.Namespace, program, qemuArgs(image, cfg, filepath.Join(folder, "qmp"), filepath.Join(folder, "agent"))...)
+	args := qemuArgs(image, cfg, filepath.Join(folder, "qmp"), filepath.Join(folder, "agent"))
+	if len(cfg.Run) > 0 {
+		args = append(append(slices.Clone(cfg.Run[1:]), "--", program), args...)
+		program = cfg.Run[0]
+	}
+	process, err := Start(cfg.Namespace, program, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -110,12 +118,15 @@ func qemuArgs(image Image, cfg VMConfig, qmp, agent string) []string {
 	}
 	args := []string{
 		"-no-user-config", "-nodefaults", "-display", "none", "-M", machine, "-m", size, "-smp", fmt.Sprint(max(cfg.CPUs, 1)),
-		"-object", fmt.Sprintf("memory-backend-memfd,id=m0,size=%dM,share=%s", memory, share), "-numa", "node,memdev=m0",
 		"-kernel", image.Kernel, "-initrd", image.Initrd, "-append", kernel,
 		"-serial", "stdio", "-qmp", "unix:" + qmp + ",server=on,wait=off",
 		"-device", "virtio-serial-pci", "-chardev", "socket,id=agent,path=" + agent + ",server=on,wait=off",
 		"-device", "virtserialport,chardev=agent,name=" + guest.Port,
 	}
+	if len(cfg.Run) > 0 {
+		return args
+	}
+	args = append(args, "-object", fmt.Sprintf("memory-backend-memfd,id=m0,size=%dM,share=%s", memory, share), "-numa", "node,memdev=m0")
 	if cfg.IOMMU {
 		args = append(args, "-device", "intel-iommu,device-iotlb=on", // before the devices behind it
 			"-device", "pcie-root-port,id=rp0,chassis=1,slot=1")

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -89,5 +90,36 @@ func TestEdge(t *testing.T) {
 	text, err := os.ReadFile(path)
 	if err != nil || !bytes.Contains(text, arp(15)) {
 		t.Errorf("captured %d bytes, %v", len(text), err)
+	}
+}
+
+// TestWithPublish: further ports of the user network, and of no other.
+func TestWithPublish(t *testing.T) {
+	dir := t.TempDir()
+	n, err := Parse("user,publish=1:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err = n.WithPublish([]string{"[::1]:8080-8081:80/udp", "unix:" + dir + "/a,b:22"})
+	if want := `user,publish=1:1,publish="[::1]:8080-8081:80/udp",publish="unix:` + dir + `/a,b:22"`; err != nil || n.String() != want {
+		t.Errorf("%v, %v, want %s", n, err, want)
+	}
+	if paths := n.PublishPaths(); len(paths) != 1 || paths[0] != dir+"/a,b" {
+		t.Errorf("paths: %q", paths)
+	}
+	if same, err := n.WithPublish(nil); err != nil || same.String() != n.String() {
+		t.Errorf("nothing added: %v, %v", same, err)
+	}
+	if _, err := n.WithPublish([]string{"80"}); err == nil || !strings.Contains(err.Error(), "publish=80: one of the two ports is missing") {
+		t.Errorf("bad port: %v", err)
+	}
+	for _, text := range []string{"tap", "null", "switch,name=lan,uplink=user"} {
+		n, err := Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.WithPublish([]string{"2222:22"}); err == nil || !strings.Contains(err.Error(), "publishes no ports: accepted with the network user") {
+			t.Errorf("%s: %v", text, err)
+		}
 	}
 }

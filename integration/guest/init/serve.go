@@ -32,6 +32,14 @@ var handlers = map[string]func(json.RawMessage) (any, error){
 	guest.CommandFile:     handle(file),
 	guest.CommandMemory:   handle(memory),
 	guest.CommandPower:    handle(power),
+	guest.CommandDHCP:     handle(dhcp),
+	guest.CommandResolve:  handle(guest.Resolve),
+	guest.CommandFetch:    handle(guest.Fetch),
+	guest.CommandConnect:  handle(connect),
+	guest.CommandDialog:   handle(dialog),
+	guest.CommandTrips:    handle(trips),
+	guest.CommandSizes:    handle(sizes),
+	guest.CommandListen:   handle(listen),
 }
 
 func handle[A, R any](f func(A) (R, error)) func(json.RawMessage) (any, error) {

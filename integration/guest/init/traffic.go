@@ -12,7 +12,7 @@ import (
 )
 
 func ping(args guest.PingArgs) (guest.PingResult, error) {
-	pinger, err := guest.OpenPinger()
+	pinger, err := guest.OpenPinger(args.Dst)
 	if err != nil {
 		return guest.PingResult{}, err
 	}
@@ -47,6 +47,51 @@ func dial(address string, deadline time.Time) (net.Conn, error) {
 	}
 }
 
+func connect(args guest.ConnectArgs) (guest.ConnectResult, error) { return guest.Connect(args), nil }
+
+func dialog(args guest.DialogArgs) (guest.DialogResult, error) {
+	conn, err := net.DialTimeout("tcp", args.Addr, args.Timeout)
+	if err != nil {
+		return guest.DialogResult{}, err
+	}
+	defer conn.Close()
+	return guest.Dialog(conn.(*net.TCPConn), args)
+}
+
+func trips(args guest.TripsArgs) (guest.TripsResult, error) {
+	conn, err := net.DialTimeout("tcp", args.Addr, args.Timeout)
+	if err != nil {
+		return guest.TripsResult{}, err
+	}
+	defer conn.Close()
+	return guest.Trips(conn, args)
+}
+
+func sizes(args guest.SizesArgs) (guest.SizesResult, error) {
+	conn, err := net.Dial("udp", args.Addr)
+	if err != nil {
+		return guest.SizesResult{}, err
+	}
+	defer conn.Close()
+	return guest.Sizes(conn, args)
+}
+
+// listen starts echo services for TCP and UDP, over IPv4 and IPv6.
+func listen(args guest.ListenArgs) (struct{}, error) {
+	listener, err := net.ListenTCP("tcp", &net.TCPAddr{Port: args.Port})
+	if err != nil {
+		return struct{}{}, err
+	}
+	conn, err := net.ListenUDP("udp", &net.UDPAddr{Port: args.Port})
+	if err != nil {
+		listener.Close()
+		return struct{}{}, err
+	}
+	go guest.ServeStreams(listener, "hello from the guest")
+	go guest.ServeEcho(conn)
+	return struct{}{}, nil
+}
+
 func serveStream(args guest.ServeArgs) (guest.StreamResult, error) {
 	listener, err := net.ListenTCP("tcp", &net.TCPAddr{Port: args.Port})
 	if err != nil {
@@ -69,7 +114,7 @@ func serveStream(args guest.ServeArgs) (guest.StreamResult, error) {
 }
 
 func echo(args guest.EchoArgs) (guest.EchoResult, error) {
-	conn, err := net.Dial("udp4", args.Addr)
+	conn, err := net.Dial("udp", args.Addr)
 	if err != nil {
 		return guest.EchoResult{}, err
 	}
@@ -78,7 +123,7 @@ func echo(args guest.EchoArgs) (guest.EchoResult, error) {
 }
 
 func flood(args guest.FloodArgs) (guest.FloodResult, error) {
-	conn, err := net.Dial("udp4", args.Addr)
+	conn, err := net.Dial("udp", args.Addr)
 	if err != nil {
 		return guest.FloodResult{}, err
 	}
