@@ -9,13 +9,16 @@ unit   := $(shell go list ./... 2>/dev/null | grep -v /integration)
 arm    := ./virtio/... ./virtqueue/... ./pagemem/... ./fragalloc/... ./pool/...
 report := go run ./scripts/testreport
 
-.PHONY: build demo test test-long check unit race arm64 fuzz-smoke integration bench setup clean
+.PHONY: build demo dist test test-long check unit race arm64 fuzz-smoke integration bench setup clean
 
 build: ## vhostd, in bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/vhostd ./cmd/vhostd
 
 demo: setup build ## a Linux guest boots, pings and moves data through vhostd; under three minutes
 	@echo "building the demo (the first time takes minutes)"; VHOSTD_BINARY=bin/vhostd go run ./integration/demo
+
+dist: ## Debian packages and archives for amd64 and arm64, in build/dist/; VERSION= instead of what git says
+	@scripts/dist.sh
 
 test: ## everything that CI runs; under 25 minutes on two cores
 	@start=$$SECONDS; \

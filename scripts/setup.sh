@@ -5,7 +5,7 @@ set -eu
 cache=${VHOSTD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vhostd}
 
 # program:package[,package…] of everything that is run by name; libvirt-daemon-system makes the user that libvirt's driver wants
-wanted='qemu-system-x86_64:qemu-system-x86 dpdk-testpmd:dpdk-dev qemu-aarch64-static:qemu-user-static virt-qemu-run:libvirt-daemon-driver-qemu,libvirt-daemon-system systemd-analyze:systemd ip:iproute2 gcc:gcc'
+wanted='qemu-system-x86_64:qemu-system-x86 dpdk-testpmd:dpdk-dev qemu-aarch64-static:qemu-user-static virt-qemu-run:libvirt-daemon-driver-qemu,libvirt-daemon-system systemd-analyze:systemd systemd-nspawn:systemd-container nsenter:util-linux man:man-db ip:iproute2 gcc:gcc'
 
 missing=
 for pair in $wanted; do
