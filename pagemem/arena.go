@@ -37,11 +37,17 @@ func NewOwnerID() OwnerID { return OwnerID(lastOwner.Add(1)) }
 // Config describes an arena.
 type Config struct {
 	// Bytes is the size, reserve included, rounded up to whole chunks (with
-	// huge pages: to 2 MiB). Memory is populated when it is first touched.
+	// huge pages: to whole ones). Ordinary memory is populated when it is first
+	// touched, huge pages at once.
 	Bytes uint64
-	// HugePages asks for 2 MiB pages. If the kernel has none to give, the
-	// arena uses ordinary pages; Stats says which.
-	HugePages bool
+	// HugePages says whether the memory comes from the kernel's pool of huge
+	// pages; Stats says what became of HugeTry.
+	HugePages HugePages
+	// HugePageSize is the size of these in bytes, 2 MiB or 1 GiB. 0: 2 MiB.
+	HugePageSize uint64
+	// Node is the NUMA node that the memory comes from, 0 to MaxNode. Huge pages
+	// are all of it; ordinary memory is while the node has some. Nil: no matter.
+	Node *int
 	// ReservePages is the number of order-0 pages, rounded up to whole chunks,
 	// that only allocations with AllowReserve get, once all others are gone.
 	ReservePages int
@@ -58,7 +64,8 @@ type Config struct {
 type Arena struct {
 	base  uintptr
 	bytes uint64
-	huge  bool
+	huge  uint64 // size of the huge pages, 0 without
+	why   error  // of HugeTry without
 	pages []page
 	// reserveStart is the first chunk of the reserve, which ends the arena.
 	reserveStart uint32
@@ -101,7 +108,7 @@ func NewArena(cfg Config) (*Arena, error) {
 	if name == "" {
 		name = "vhostd-arena"
 	}
-	m, err := mapArena(name, roundUp(cfg.Bytes, ChunkSize), cfg.HugePages)
+	m, err := mapArena(name, &cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +116,8 @@ func NewArena(cfg Config) (*Arena, error) {
 	a := &Arena{
 		base:   m.base,
 		bytes:  m.bytes,
-		huge:   m.huge,
+		huge:   m.page,
+		why:    m.why,
 		pages:  make([]page, n*ChunkPages),
 		chunks: make([]chunk, n),
 
@@ -125,12 +133,25 @@ func (c *Config) check() (reserve int, err error) {
 	if c.Bytes == 0 || c.Bytes > MaxBytes {
 		return 0, fmt.Errorf("pagemem: arena of %d bytes, accepted are 1 to %d", c.Bytes, uint64(MaxBytes))
 	}
+	if size := c.hugePageSize(); size != size2M && size != size1G {
+		return 0, fmt.Errorf("pagemem: huge pages of %d bytes, accepted are %d and %d", size, size2M, size1G)
+	}
+	if c.Node != nil && (*c.Node < 0 || *c.Node > MaxNode) {
+		return 0, fmt.Errorf("pagemem: NUMA node %d, accepted are 0 to %d", *c.Node, MaxNode)
+	}
 	chunks := roundUp(c.Bytes, ChunkSize) / ChunkSize
 	if c.ReservePages < 0 || uint64(c.ReservePages) > (chunks-1)*ChunkPages {
 		return 0, fmt.Errorf("pagemem: reserve of %d pages, an arena of %d bytes can spare 0 to %d",
 			c.ReservePages, c.Bytes, (chunks-1)*ChunkPages)
 	}
 	return (c.ReservePages + ChunkPages - 1) / ChunkPages, nil
+}
+
+func (c *Config) hugePageSize() uint64 {
+	if c.HugePageSize == 0 {
+		return size2M
+	}
+	return c.HugePageSize
 }
 
 func roundUp(n, unit uint64) uint64 { return (n + unit - 1) / unit * unit }
@@ -178,13 +199,14 @@ func (a *Arena) Close() error {
 
 // Stats is a snapshot of an arena.
 type Stats struct {
-	Pages     int    // 4 KiB pages, reserve included
-	InUse     int    // of these allocated
-	Reserve   int    // pages in the reserve
-	HugePages bool   // backed by 2 MiB pages
-	Allocs    uint64 // successful calls of Alloc and AllocBulk
-	Failed    uint64 // calls that got nothing
-	Misuse    uint64 // references dropped that nobody held, double frees, stale releaser ids: bugs of this program
+	Pages        int    // 4 KiB pages, reserve included
+	InUse        int    // of these allocated
+	Reserve      int    // pages in the reserve
+	HugePageSize uint64 // size in bytes of the pool's pages that it consists of, 0 for ordinary memory
+	NoHugePages  error  // why HugeTry got none, nil otherwise
+	Allocs       uint64 // successful calls of Alloc and AllocBulk
+	Failed       uint64 // calls that got nothing
+	Misuse       uint64 // references dropped that nobody held, double frees, stale releaser ids: bugs of this program
 }
 
 // Stats returns a snapshot.
@@ -192,13 +214,14 @@ func (a *Arena) Stats() Stats {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return Stats{
-		Pages:     len(a.pages),
-		InUse:     a.inUse,
-		Reserve:   (len(a.chunks) - int(a.reserveStart)) * ChunkPages,
-		HugePages: a.huge,
-		Allocs:    a.allocs,
-		Failed:    a.failed,
-		Misuse:    a.misuse.Load(),
+		Pages:        len(a.pages),
+		InUse:        a.inUse,
+		Reserve:      (len(a.chunks) - int(a.reserveStart)) * ChunkPages,
+		HugePageSize: a.huge,
+		NoHugePages:  a.why,
+		Allocs:       a.allocs,
+		Failed:       a.failed,
+		Misuse:       a.misuse.Load(),
 	}
 }
 

@@ -17,6 +17,9 @@ func TestConfigRejected(t *testing.T) {
 	}{
 		{Config{}, "arena of 0 bytes"},
 		{Config{Bytes: MaxBytes + 1}, "accepted are 1 to"},
+		{Config{Bytes: 1 << 20, HugePageSize: 4096}, "huge pages of 4096 bytes, accepted are 2097152 and 1073741824"},
+		{Config{Bytes: 1 << 20, Node: node(-1)}, "NUMA node -1, accepted are 0 to 1023"},
+		{Config{Bytes: 1 << 20, Node: node(1024)}, "NUMA node 1024"},
 		{Config{Bytes: 1 << 20, ReservePages: -1}, "reserve of -1 pages"},
 		{Config{Bytes: 1 << 20, ReservePages: 256}, "can spare 0 to 248"},
 	} {
@@ -82,22 +85,6 @@ func resident(t *testing.T) int {
 		n = n*10 + int(c-'0')
 	}
 	return n * os.Getpagesize()
-}
-
-// TestHugePages: without huge pages in the system the arena falls back.
-func TestHugePages(t *testing.T) {
-	a, err := NewArena(Config{Bytes: 1 << 20, HugePages: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := a.Stats()
-	t.Logf("huge pages: %v", s.HugePages)
-	if s.HugePages != (a.Bytes() == hugePageSize) {
-		t.Errorf("%d bytes, huge pages %v", a.Bytes(), s.HugePages)
-	}
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // TestOrdersShareMemory: pages of one order, freed, serve the other.

@@ -7,48 +7,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const hugePageSize = 2 << 20
-
-type mapping struct {
-	base  uintptr
-	bytes uint64
-	huge  bool
-}
-
-// mapArena maps memory of at least the given size: of the hugetlb pool if asked for and
-// granted, otherwise anonymous memory that the kernel backs with transparent huge pages
-// where it may. A pool's pages are used one line each, and with small pages every one of
-// them costs a miss of the first-level TLB.
-func mapArena(name string, bytes uint64, huge bool) (mapping, error) {
-	if huge {
-		rounded := roundUp(bytes, hugePageSize)
-		if base, err := mapMemfd(name, rounded, unix.MFD_HUGETLB); err == nil {
-			return mapping{base, rounded, true}, nil
-		}
-	}
-	base, err := mapAnonymous(name, bytes)
-	if err != nil {
-		return mapping{}, err
-	}
-	return mapping{base, bytes, false}, nil
-}
-
 // mapAnonymous maps memory that starts on a huge page's boundary. Nothing is used before
 // it is touched.
 func mapAnonymous(name string, bytes uint64) (uintptr, error) {
 	const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
-	ptr, err := unix.MmapPtr(-1, 0, nil, uintptr(bytes)+hugePageSize, unix.PROT_READ|unix.PROT_WRITE, flags)
+	ptr, err := unix.MmapPtr(-1, 0, nil, uintptr(bytes)+size2M, unix.PROT_READ|unix.PROT_WRITE, flags)
 	if err != nil {
 		return 0, fmt.Errorf("pagemem: map %d bytes: %w", bytes, err)
 	}
-	// SAFETY: the mapping is hugePageSize longer than the arena, so the boundary and bytes
+	// SAFETY: the mapping is size2M longer than the arena, so the boundary and bytes
 	// from it on lie inside; what is in front and behind is unmapped and never used.
-	front := uintptr(roundUp(uint64(uintptr(ptr)), hugePageSize)) - uintptr(ptr)
+	front := uintptr(roundUp(uint64(uintptr(ptr)), size2M)) - uintptr(ptr)
 	base := unsafe.Add(ptr, front)
 	if front > 0 {
 		_ = unix.MunmapPtr(ptr, front)
 	}
-	if behind := hugePageSize - front; behind > 0 {
+	if behind := size2M - front; behind > 0 {
 		_ = unix.MunmapPtr(unsafe.Add(base, bytes), behind)
 	}
 	// SAFETY: as above. Without transparent huge pages in the kernel the advice is refused.
@@ -88,6 +62,26 @@ func mapMemfd(name string, bytes uint64, flags int) (uintptr, error) {
 		return 0, fmt.Errorf("pagemem: map %d bytes: %w", bytes, err)
 	}
 	return uintptr(ptr), nil
+}
+
+// setNode sets the memory policy of a mapping to one node (mbind(2)).
+func setNode(base uintptr, bytes uint64, mode, node int) error {
+	var mask [(MaxNode + 1) / 64]uint64
+	mask[node/64] = 1 << (node % 64)
+	// SAFETY: the kernel reads the mask during the call, during which it is alive, and changes no memory. It takes one bit less than
+	// it is told.
+	_, _, errno := unix.Syscall6(unix.SYS_MBIND, base, uintptr(bytes), uintptr(mode), uintptr(unsafe.Pointer(&mask)), MaxNode+2, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// populate has the kernel find all pages of a mapping now; the error is a system call's.
+func populate(base uintptr, bytes uint64) error {
+	// SAFETY: base and bytes are a mapping that was just made; nobody uses it yet.
+	ptr := *(*unsafe.Pointer)(unsafe.Pointer(&base))
+	return unix.Madvise(unsafe.Slice((*byte)(ptr), bytes), unix.MADV_POPULATE_WRITE)
 }
 
 func unmapArena(base uintptr, bytes uint64) error {

@@ -44,7 +44,8 @@ func processFlags(p *config.Process) *pflag.FlagSet {
 	f.StringVar(&p.Spin, "spin", p.Spin, "how long an adaptive worker polls before it sleeps (`DURATION`)")
 	f.StringVar(&p.CPUs, "cpus", p.CPUs, "one worker pinned to each CPU of `LIST`, such as 0,2-3 (default one worker that is not pinned)")
 	f.StringVar(&p.ArenaSize, "arena-size", p.ArenaSize, "address space for frames in flight of all guests (`SIZE`); memory is used when touched")
-	f.BoolVar(&p.HugePages, "hugepages", p.HugePages, "back the arena with huge pages where there are any (default off)")
+	f.StringVar(&p.ArenaHugePages, "arena-hugepages", p.ArenaHugePages, "take the arena from the kernel's pool of huge pages, of 2 MiB or 1 GiB: `off|try|require[,2M|,1G]`")
+	f.StringVar(&p.ArenaNode, "arena-node", p.ArenaNode, "take the arena from NUMA node `N` (default any)")
 	f.StringVar(&p.Sandbox, "sandbox", p.Sandbox, "drop after the start what is not needed any more: `on|off`")
 	f.StringVar(&p.SocketDirs, "socket-dirs", p.SocketDirs, "`LIST` of directories in which guests added later may have their sockets, besides those of the sockets at the start (default none)")
 	f.StringVar(&p.StateDir, "state-dir", p.StateDir, "`DIR`, on a tmpfs, that keeps the positions of packed rings over a crash (default none)")
@@ -58,15 +59,16 @@ func processFlags(p *config.Process) *pflag.FlagSet {
 // complete offers the fixed values of flags to the shell.
 func complete(cmd *cobra.Command) {
 	for flag, values := range map[string][]string{
-		"network":      network.Kinds(),
-		"wake":         {"block", "adaptive", "poll"},
-		"copy":         {"never", "auto", "always"},
-		"tx-alloc":     virtionet.TxAllocs(),
-		"sandbox":      config.SandboxModes(),
-		"postcopy":     {"on", "off"},
-		"experimental": config.Experiments(),
-		"log-level":    {"debug", "info", "warn", "error"},
-		"log-format":   config.LogFormats(),
+		"network":         network.Kinds(),
+		"wake":            {"block", "adaptive", "poll"},
+		"copy":            {"never", "auto", "always"},
+		"tx-alloc":        virtionet.TxAllocs(),
+		"sandbox":         config.SandboxModes(),
+		"postcopy":        {"on", "off"},
+		"arena-hugepages": config.ArenaHugePages(),
+		"experimental":    config.Experiments(),
+		"log-level":       {"debug", "info", "warn", "error"},
+		"log-format":      config.LogFormats(),
 	} {
 		// It fails only for a flag that does not exist or was given values before.
 		if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {

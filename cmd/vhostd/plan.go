@@ -114,9 +114,11 @@ func (p *plan) start(r *running) (err error) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	r.arena, err = pagemem.NewArena(pagemem.Config{Bytes: p.process.ArenaBytes, HugePages: p.process.HugePages, Name: "vhostd"})
-	if err != nil {
+	if r.arena, err = pagemem.NewArena(p.process.Arena); err != nil {
 		return explain(err)
+	}
+	if why := r.arena.Stats().NoHugePages; why != nil {
+		r.log.Warn("the arena has ordinary pages instead of huge ones", "reason", why)
 	}
 	if err := p.startWorkers(r); err != nil {
 		return explain(err)

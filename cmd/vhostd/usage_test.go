@@ -59,6 +59,8 @@ func TestUsageErrors(t *testing.T) {
 		{with("--socket-owner", "no-such-user"), "--socket-owner"},
 		{with("--control", ""+strings.Repeat("y", 200)), "--control"},
 		{with("--log-level", "all"), "--log-level"},
+		{with("--arena-hugepages", "yes"), `--arena-hugepages: "yes": accepted are off; try; require`},
+		{with("--arena-node", "any"), `--arena-node: "any": accepted are numbers of NUMA nodes, 0 to 1023`},
 		{with("--sandbox", "yes"), `--sandbox: "yes": accepted are on and off`},
 		{with("--socket-dirs", "run"), `--socket-dirs: "run": accepted are absolute paths`},
 		{with("--config", file), "--socket describes one guest and --config names many"},

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/vhostd/vhostd/internal/unixsock"
+	"github.com/vhostd/vhostd/pagemem"
 	"github.com/vhostd/vhostd/vhostuser"
 	"github.com/vhostd/vhostd/virtionet"
 	"github.com/vhostd/vhostd/worker"
@@ -114,8 +115,29 @@ func TestProcessParse(t *testing.T) {
 	if diff := cmp.Diff([]int{0, 2, 3}, spec.CPUs); diff != "" {
 		t.Error(diff)
 	}
-	if spec.Wake != worker.Poll || spec.Spin != time.Millisecond || spec.ArenaBytes != 1<<30 {
+	if spec.Wake != worker.Poll || spec.Spin != time.Millisecond || spec.Arena.Bytes != 1<<30 {
 		t.Errorf("parsed wrongly: %+v", spec)
+	}
+}
+
+func TestArenaParse(t *testing.T) {
+	zero := 0
+	for _, tc := range []struct {
+		huge, node string
+		want       pagemem.Config
+	}{
+		{"off", "", pagemem.Config{}},
+		{"try", "0", pagemem.Config{HugePages: pagemem.HugeTry, Node: &zero}},
+		{"require,2M", "", pagemem.Config{HugePages: pagemem.HugeRequire}},
+		{"require,1G", "0", pagemem.Config{HugePages: pagemem.HugeRequire, HugePageSize: 1 << 30, Node: &zero}},
+	} {
+		p := DefaultProcess()
+		p.ArenaHugePages, p.ArenaNode = tc.huge, tc.node
+		spec, err := p.Parse()
+		tc.want.Bytes, tc.want.Name = 256<<20, "vhostd"
+		if diff := cmp.Diff(tc.want, spec.Arena); err != nil || diff != "" {
+			t.Errorf("%s on node %q: %v %s", tc.huge, tc.node, err, diff)
+		}
 	}
 }
 
@@ -135,6 +157,10 @@ func TestProcessErrors(t *testing.T) {
 		{func(p *Process) { p.CPUs = "a" }, "cpus", "ranges"},
 		{func(p *Process) { p.ArenaSize = "1MiB" }, "arena-size", "16MiB to 64GiB"},
 		{func(p *Process) { p.ArenaSize = "256MM" }, "arena-size", "16MiB to 64GiB"},
+		{func(p *Process) { p.ArenaHugePages = "on" }, "arena-hugepages", `"on": accepted are off; try; require; try,2M`},
+		{func(p *Process) { p.ArenaHugePages = "off,1G" }, "arena-hugepages", "require,1G"},
+		{func(p *Process) { p.ArenaNode = "-1" }, "arena-node", "0 to 1023"},
+		{func(p *Process) { p.ArenaNode = "1024" }, "arena-node", "0 to 1023"},
 		{func(p *Process) { p.LogLevel = "loud" }, "log-level", "debug, info, warn and error"},
 		{func(p *Process) { p.LogFormat = "xml" }, "log-format", "text and json"},
 	} {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/vhostd/vhostd/internal/unixsock"
+	"github.com/vhostd/vhostd/pagemem"
 	"github.com/vhostd/vhostd/worker"
 )
 
@@ -23,25 +24,26 @@ const (
 
 // Process holds the keys that belong to the daemon as a whole.
 type Process struct {
-	Control     string `yaml:"control"`
-	ControlMode string `yaml:"control-mode"`
-	Wake        string `yaml:"wake"`
-	Spin        string `yaml:"spin"`
-	CPUs        string `yaml:"cpus"`
-	ArenaSize   string `yaml:"arena-size"`
-	HugePages   bool   `yaml:"hugepages"`
-	Sandbox     string `yaml:"sandbox"`
-	SocketDirs  string `yaml:"socket-dirs"`
-	StateDir    string `yaml:"state-dir"`
-	Postcopy    string `yaml:"postcopy"`
-	LogLevel    string `yaml:"log-level"`
-	LogFormat   string `yaml:"log-format"`
+	Control        string `yaml:"control"`
+	ControlMode    string `yaml:"control-mode"`
+	Wake           string `yaml:"wake"`
+	Spin           string `yaml:"spin"`
+	CPUs           string `yaml:"cpus"`
+	ArenaSize      string `yaml:"arena-size"`
+	ArenaHugePages string `yaml:"arena-hugepages"`
+	ArenaNode      string `yaml:"arena-node"`
+	Sandbox        string `yaml:"sandbox"`
+	SocketDirs     string `yaml:"socket-dirs"`
+	StateDir       string `yaml:"state-dir"`
+	Postcopy       string `yaml:"postcopy"`
+	LogLevel       string `yaml:"log-level"`
+	LogFormat      string `yaml:"log-format"`
 }
 
 // DefaultProcess returns a Process with every default filled in.
 func DefaultProcess() Process {
 	return Process{
-		ControlMode: "0600", Wake: "adaptive", Spin: "50us", ArenaSize: "256MiB", Sandbox: "on", Postcopy: "off",
+		ControlMode: "0600", Wake: "adaptive", Spin: "50us", ArenaSize: "256MiB", ArenaHugePages: "off", Sandbox: "on", Postcopy: "off",
 		LogLevel: "info", LogFormat: "text",
 	}
 }
@@ -53,8 +55,7 @@ type ProcessSpec struct {
 	Wake          worker.Wake
 	Spin          time.Duration
 	CPUs          []int // one worker for each; empty: one worker that is not pinned
-	ArenaBytes    uint64
-	HugePages     bool
+	Arena         pagemem.Config
 	Sandbox       bool     // drop after the start what is not needed any more
 	SocketDirs    []string // further directories for the sockets of guests added later
 	StateDir      string   // empty: the state ends with the process
@@ -71,7 +72,7 @@ func SandboxModes() []string { return []string{"on", "off"} }
 
 // Parse checks every key and returns the usable form. The error is a *KeyError.
 func (p Process) Parse() (ProcessSpec, error) {
-	spec := ProcessSpec{Control: p.Control, HugePages: p.HugePages, StateDir: p.StateDir, LogFormat: p.LogFormat}
+	spec := ProcessSpec{Control: p.Control, StateDir: p.StateDir, LogFormat: p.LogFormat}
 	if p.Control != "" {
 		if err := unixsock.CheckPath(p.Control); err != nil {
 			return spec, &KeyError{Key: "control", Err: err}
@@ -91,8 +92,8 @@ func (p Process) Parse() (ProcessSpec, error) {
 	if spec.CPUs, err = parseCPUs(p.CPUs); err != nil {
 		return spec, &KeyError{Key: "cpus", Err: err}
 	}
-	if spec.ArenaBytes, err = parseSize(p.ArenaSize); err != nil || spec.ArenaBytes < MinArena || spec.ArenaBytes > MaxArena {
-		return spec, keyErrorf("arena-size", "%q: accepted are sizes from 16MiB to 64GiB", p.ArenaSize)
+	if spec.Arena, err = p.parseArena(); err != nil {
+		return spec, err
 	}
 	if spec.Sandbox = p.Sandbox == "on"; !slices.Contains(SandboxModes(), p.Sandbox) {
 		return spec, keyErrorf("sandbox", "%q: accepted are %s", p.Sandbox, strings.Join(SandboxModes(), " and "))

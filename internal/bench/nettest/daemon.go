@@ -206,7 +206,9 @@ func startInside(o Options, folder string) (b backend, err error) {
 			err = errors.Join(err, d.stop())
 		}
 	}()
-	if d.arena, err = pagemem.NewArena(pagemem.Config{Bytes: spec.ArenaBytes, Name: "vhostd-bench"}); err != nil {
+	memory := spec.Arena
+	memory.Name = "vhostd-bench"
+	if d.arena, err = pagemem.NewArena(memory); err != nil {
 		return nil, err
 	}
 	cpus := spec.CPUs
