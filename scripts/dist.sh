@@ -50,8 +50,10 @@ mkdir -p "$out"
 put() { install -D -m "$1" "$2" "$3"; }
 squeeze() { install -d "$(dirname "$2")" && gzip -9 -n <"$1" >"$2" && chmod 644 "$2"; }
 
-build() { # ARCH FILE
-	GOOS=linux GOARCH=$1 CGO_ENABLED=0 GOFLAGS= go build -trimpath -ldflags "-s -w -X main.version=$version" -o "$2" ./cmd/vhostd
+# build makes $work/ARCH/vhostd, once. What the caller's environment says about Go must not change it.
+build() { # ARCH
+	[ -e "$work/$1/vhostd" ] || GOOS=linux GOARCH=$1 GOAMD64=v1 GOARM64=v8.0 CGO_ENABLED=0 GOFLAGS= GOEXPERIMENT= \
+		go build -trimpath -ldflags "-s -w -X main.version=$version" -o "$work/$1/vhostd" ./cmd/vhostd
 }
 
 # notices prints the licenses of all that is linked into a program; they ask for it.
@@ -71,16 +73,18 @@ notices() { # PROGRAM
 
 # common fills what all architectures share: manual pages and completions come from the program itself.
 common() { # DIR
-	build "$(go env GOHOSTARCH)" "$work/vhostd"
-	"$work/vhostd" man "$work/man"
+	local host
+	host=$(go env GOHOSTARCH)
+	build "$host"
+	"$work/$host/vhostd" man "$work/man"
 	for page in "$work"/man/*.8; do
 		squeeze "$page" "$1/man/${page##*/}.gz"
 	done
 	install -d "$1/completions"
 	for shell in bash zsh fish; do
-		"$work/vhostd" completion $shell >"$1/completions/vhostd.$shell"
+		"$work/$host/vhostd" completion $shell >"$1/completions/vhostd.$shell"
 	done
-	notices "$work/vhostd" >"$1/THIRD-PARTY-NOTICES"
+	notices "$work/$host/vhostd" >"$1/THIRD-PARTY-NOTICES"
 	for file in LICENSE README.md CHANGELOG.md; do
 		put 644 $file "$1/$file"
 	done
@@ -144,7 +148,7 @@ package() { # ARCH
 names=()
 common "$work/common"
 for arch in $archs; do
-	build "$arch" "$work/$arch/vhostd"
+	build "$arch"
 	archive "$arch"
 	package "$arch"
 done

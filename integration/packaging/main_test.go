@@ -86,8 +86,11 @@ func dist(source, out string, env ...string) error {
 	return nil
 }
 
-// built is the folder of what dist.sh makes of this repository.
+// built is the folder of what dist.sh makes of this repository, or VHOSTD_DIST.
 var built = sync.OnceValues(func() (string, error) {
+	if path := os.Getenv("VHOSTD_DIST"); path != "" {
+		return path, nil
+	}
 	out := filepath.Join(folder, "dist")
 	return out, dist("../..", out)
 })
