@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	code := testmain.Run(m, testmain.Files(), testmain.Goroutines())
+	code := testmain.Run(m, testmain.Files())
 	os.RemoveAll(folder)
 	os.Exit(code)
 }
