@@ -101,7 +101,7 @@ archive() { # ARCH
 	cp -a "$work/common" "$work/$name"
 	put 755 "$work/$1/vhostd" "$work/$name/vhostd"
 	tar -C "$work" --sort=name --format=ustar --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -c "$name" |
-		gzip -9 -n >"$out/$name.tar.gz"
+		gzip -n >"$out/$name.tar.gz"
 	names+=("$name.tar.gz")
 }
 
