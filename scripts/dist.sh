@@ -4,7 +4,8 @@
 #
 #   scripts/dist.sh [-o DIR] [ARCH…]      DIR is build/dist, ARCH amd64 and arm64, by their names in Debian and Go alike
 #
-# VERSION and SOURCE_DATE_EPOCH (seconds) stand for what git says; without a repository they must be given.
+# VERSION and SOURCE_DATE_EPOCH (seconds) stand for what git says; without a repository they must be given. DEB_COMPRESSION=none saves
+# the time that xz takes.
 set -euo pipefail
 umask 022
 export LC_ALL=C TZ=UTC
@@ -28,13 +29,14 @@ for tool in go dpkg-deb gzip tar sha256sum; do
 	command -v $tool >/dev/null || die "needs $tool"
 done
 
-# described prints a version that is one for Go, Debian and file names: 1.2.3 at the tag v1.2.3, 1.2.3+5.gabc1234 five commits after it.
+# described prints a version that is one for Go, Debian and file names: 1.2.3 at the tag v1.2.3, 1.2.3+5.gabc1234 five commits after it;
+# 1.2.3~rc1 at v1.2.3-rc1, which Debian takes for older than 1.2.3.
 described() {
 	local text
 	if ! text=$(git describe --tags --match 'v[0-9]*' --dirty --abbrev=12 2>/dev/null); then
 		text=v0.0.0-$(git rev-list --count HEAD)-g$(git describe --always --exclude '*' --dirty --abbrev=12)
 	fi
-	sed -E 's/^v//; s/-([0-9]+)-g/+\1.g/; s/-dirty$/.dirty/; t; s/-/~/g' <<<"$text"
+	sed -E 's/^v//; s/-([0-9]+)-g/+\1.g/; s/-dirty$/.dirty/; s/-/~/g' <<<"$text"
 }
 
 version=${VERSION:-$(described)} || die "no version: set VERSION, or build in the repository"
@@ -141,7 +143,7 @@ package() { # ARCH
 	put 644 dist/deb/conffiles "$root/DEBIAN/conffiles"
 	for script in postinst prerm postrm; do put 755 dist/deb/$script "$root/DEBIAN/$script"; done
 	# One thread: what xz writes with more depends on their number.
-	dpkg-deb --root-owner-group -Zxz --threads-max=1 --build "$root" "$out/$name" >/dev/null
+	dpkg-deb --root-owner-group -Z"${DEB_COMPRESSION:-xz}" --threads-max=1 --build "$root" "$out/$name" >/dev/null
 	names+=("$name")
 }
 

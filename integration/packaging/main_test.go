@@ -80,6 +80,9 @@ func archs() []string {
 func dist(source, out string, env ...string) error {
 	cmd := exec.Command(filepath.Join(source, "scripts/dist.sh"), append([]string{"-o", out}, archs()...)...)
 	cmd.Env = append(os.Environ(), env...)
+	if os.Getenv("VHOSTD_LONG") != "1" {
+		cmd.Env = append(cmd.Env, "DEB_COMPRESSION=none")
+	}
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("dist.sh: %w\n%s", err, text)
 	}
