@@ -63,7 +63,8 @@ func TestHugePages(t *testing.T) {
 // TestNoHugePages: what the pool has not is an error or, if it was only tried, ordinary memory and the reason.
 func TestNoHugePages(t *testing.T) {
 	for _, c := range []Config{{Bytes: more}, {Bytes: more, HugePageSize: size1G}, {Bytes: more, Node: node(0)}} {
-		const wanted = `arena of \d+ huge pages of . .iB( on node 0)?, free are \d+ \(.*\): reserve them in /sys/.*/nr_hugepages$|the kernel has no huge pages of 1 GiB$`
+		const wanted = `arena of \d+ huge pages of . .iB( on node 0)?, free are \d+ \(.*\): reserve them in /sys/.*/nr_hugepages$` +
+			`|the kernel has no huge pages of 1 GiB$`
 		c.HugePages = HugeRequire
 		if a, err := NewArena(c); err == nil || !regexp.MustCompile(wanted).MatchString(err.Error()) {
 			t.Errorf("%+v: %v, error %v", c, a, err)

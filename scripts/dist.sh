@@ -4,7 +4,8 @@
 #
 #   scripts/dist.sh [-o DIR] [ARCH…]      DIR is build/dist, ARCH amd64 and arm64, by their names in Debian and Go alike
 #
-# VERSION and SOURCE_DATE_EPOCH (seconds) stand for what git says; without a repository they must be given.
+# VERSION and SOURCE_DATE_EPOCH (seconds) stand for what git says; without a repository they must be given. DEB_COMPRESSION=none saves
+# the time that xz takes.
 set -euo pipefail
 umask 022
 export LC_ALL=C TZ=UTC
@@ -28,13 +29,14 @@ for tool in go dpkg-deb gzip tar sha256sum; do
 	command -v $tool >/dev/null || die "needs $tool"
 done
 
-# described prints a version that is one for Go, Debian and file names: 1.2.3 at the tag v1.2.3, 1.2.3+5.gabc1234 five commits after it.
+# described prints a version that is one for Go, Debian and file names: 1.2.3 at the tag v1.2.3, 1.2.3+5.gabc1234 five commits after it;
+# 1.2.3~rc1 at v1.2.3-rc1, which Debian takes for older than 1.2.3.
 described() {
 	local text
 	if ! text=$(git describe --tags --match 'v[0-9]*' --dirty --abbrev=12 2>/dev/null); then
 		text=v0.0.0-$(git rev-list --count HEAD)-g$(git describe --always --exclude '*' --dirty --abbrev=12)
 	fi
-	sed -E 's/^v//; s/-([0-9]+)-g/+\1.g/; s/-dirty$/.dirty/; t; s/-/~/g' <<<"$text"
+	sed -E 's/^v//; s/-([0-9]+)-g/+\1.g/; s/-dirty$/.dirty/; s/-/~/g' <<<"$text"
 }
 
 version=${VERSION:-$(described)} || die "no version: set VERSION, or build in the repository"
@@ -50,8 +52,10 @@ mkdir -p "$out"
 put() { install -D -m "$1" "$2" "$3"; }
 squeeze() { install -d "$(dirname "$2")" && gzip -9 -n <"$1" >"$2" && chmod 644 "$2"; }
 
-build() { # ARCH FILE
-	GOOS=linux GOARCH=$1 CGO_ENABLED=0 GOFLAGS= go build -trimpath -ldflags "-s -w -X main.version=$version" -o "$2" ./cmd/vhostd
+# build makes $work/ARCH/vhostd, once. What the caller's environment says about Go must not change it.
+build() { # ARCH
+	[ -e "$work/$1/vhostd" ] || GOOS=linux GOARCH=$1 GOAMD64=v1 GOARM64=v8.0 CGO_ENABLED=0 GOFLAGS= GOEXPERIMENT= \
+		go build -trimpath -ldflags "-s -w -X main.version=$version" -o "$work/$1/vhostd" ./cmd/vhostd
 }
 
 # notices prints the licenses of all that is linked into a program; they ask for it.
@@ -71,16 +75,18 @@ notices() { # PROGRAM
 
 # common fills what all architectures share: manual pages and completions come from the program itself.
 common() { # DIR
-	build "$(go env GOHOSTARCH)" "$work/vhostd"
-	"$work/vhostd" man "$work/man"
+	local host
+	host=$(go env GOHOSTARCH)
+	build "$host"
+	"$work/$host/vhostd" man "$work/man"
 	for page in "$work"/man/*.8; do
 		squeeze "$page" "$1/man/${page##*/}.gz"
 	done
 	install -d "$1/completions"
 	for shell in bash zsh fish; do
-		"$work/vhostd" completion $shell >"$1/completions/vhostd.$shell"
+		"$work/$host/vhostd" completion $shell >"$1/completions/vhostd.$shell"
 	done
-	notices "$work/vhostd" >"$1/THIRD-PARTY-NOTICES"
+	notices "$work/$host/vhostd" >"$1/THIRD-PARTY-NOTICES"
 	for file in LICENSE README.md CHANGELOG.md; do
 		put 644 $file "$1/$file"
 	done
@@ -97,7 +103,7 @@ archive() { # ARCH
 	cp -a "$work/common" "$work/$name"
 	put 755 "$work/$1/vhostd" "$work/$name/vhostd"
 	tar -C "$work" --sort=name --format=ustar --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -c "$name" |
-		gzip -9 -n >"$out/$name.tar.gz"
+		gzip -n >"$out/$name.tar.gz"
 	names+=("$name.tar.gz")
 }
 
@@ -137,14 +143,14 @@ package() { # ARCH
 	put 644 dist/deb/conffiles "$root/DEBIAN/conffiles"
 	for script in postinst prerm postrm; do put 755 dist/deb/$script "$root/DEBIAN/$script"; done
 	# One thread: what xz writes with more depends on their number.
-	dpkg-deb --root-owner-group -Zxz --threads-max=1 --build "$root" "$out/$name" >/dev/null
+	dpkg-deb --root-owner-group -Z"${DEB_COMPRESSION:-xz}" --threads-max=1 --build "$root" "$out/$name" >/dev/null
 	names+=("$name")
 }
 
 names=()
 common "$work/common"
 for arch in $archs; do
-	build "$arch" "$work/$arch/vhostd"
+	build "$arch"
 	archive "$arch"
 	package "$arch"
 done

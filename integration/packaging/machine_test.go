@@ -48,13 +48,19 @@ func newMachine(t *testing.T) *machine {
 		must(t, os.Mkdir(path, 0o755))
 	}
 	mount("overlay", m.root, "overlay", fmt.Sprintf("lowerdir=/,upperdir=%s,workdir=%s", upper, work))
+	// Images of containers have it, so that packages start nothing.
+	if err := os.Remove(filepath.Join(m.root, "usr/sbin/policy-rc.d")); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
 	return m
 }
 
 // boot starts systemd with nothing but its own basics, without the services of this machine.
 func (m *machine) boot() {
 	m.t.Helper()
-	p, err := rig.Start(nil, "systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--directory="+m.root, "--private-network",
+	// Of its own accord systemd-nspawn refuses these to what runs in it, which systemd on a machine does not.
+	const also = "--system-call-filter=landlock_create_ruleset landlock_add_rule landlock_restrict_self mbind"
+	p, err := rig.Start(nil, "systemd-nspawn", also, "--quiet", "--register=no", "--keep-unit", "--directory="+m.root, "--private-network",
 		"--machine=vhostd-test-"+strconv.Itoa(os.Getpid()), "--boot", "systemd.unit=sysinit.target", "systemd.log_color=no",
 		"systemd.setenv=VHOSTD_SANDBOX_TRAP=1")
 	must(m.t, err)
@@ -85,8 +91,8 @@ func (m *machine) boot() {
 
 // command runs in the machine.
 func (m *machine) command(args ...string) *exec.Cmd {
-	return exec.Command("nsenter", append([]string{"--target", strconv.Itoa(m.leader), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup",
-		"--root", "--wd=/", "--", "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive"}, args...)...)
+	return exec.Command("nsenter", append([]string{"--target", strconv.Itoa(m.leader), "--mount", "--uts", "--ipc", "--net", "--pid",
+		"--cgroup", "--root", "--wd=/", "--", "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND=noninteractive"}, args...)...)
 }
 
 // try returns what the command printed, on both outputs.

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	code := testmain.Run(m, testmain.Files(), testmain.Goroutines())
+	code := testmain.Run(m, testmain.Files())
 	os.RemoveAll(folder)
 	os.Exit(code)
 }
@@ -80,14 +80,20 @@ func archs() []string {
 func dist(source, out string, env ...string) error {
 	cmd := exec.Command(filepath.Join(source, "scripts/dist.sh"), append([]string{"-o", out}, archs()...)...)
 	cmd.Env = append(os.Environ(), env...)
+	if os.Getenv("VHOSTD_LONG") != "1" {
+		cmd.Env = append(cmd.Env, "DEB_COMPRESSION=none")
+	}
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("dist.sh: %w\n%s", err, text)
 	}
 	return nil
 }
 
-// built is the folder of what dist.sh makes of this repository.
+// built is the folder of what dist.sh makes of this repository, or VHOSTD_DIST.
 var built = sync.OnceValues(func() (string, error) {
+	if path := os.Getenv("VHOSTD_DIST"); path != "" {
+		return path, nil
+	}
 	out := filepath.Join(folder, "dist")
 	return out, dist("../..", out)
 })

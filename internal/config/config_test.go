@@ -176,6 +176,8 @@ control: /run/vhostd/control.sock
 wake: block
 cpus: 2-3
 spin: 20us
+arena-hugepages: require,1G
+arena-node: 0
 
 guests:
   - name: vm1
@@ -197,6 +199,7 @@ func TestParseFile(t *testing.T) {
 	}
 	want := &File{Process: DefaultProcess()}
 	want.Control, want.Wake, want.CPUs, want.Spin = "/run/vhostd/control.sock", "block", "2-3", "20us"
+	want.ArenaHugePages, want.ArenaNode = "require,1G", "0"
 	vm1, vm2 := DefaultGuest(), DefaultGuest()
 	vm1.Name, vm1.Socket, vm1.Network = "vm1", "/run/vhostd/vm1.sock", "tap,name=tap1,bridge=br0"
 	vm1.QueuePairs, vm1.SocketMode, vm1.MAC = 4, "0660", "52:54:00:00:00:01"
