@@ -209,7 +209,10 @@ func TestListing(t *testing.T) {
 			c.Close()
 		}
 	}()
-	if !porttest.Eventually(func() bool { return p.Flows(FlowQuery{}).Total == 2 }) {
+	if !porttest.Eventually(func() bool { // counted when the guest has it
+		list := p.Flows(FlowQuery{})
+		return list.Total == 2 && list.Flows[0].ToGuest == 5
+	}) {
 		t.Fatalf("flows: %v", p.Flows(FlowQuery{}))
 	}
 	first, second := p.Flows(FlowQuery{}).Flows[0], p.Flows(FlowQuery{}).Flows[1]
