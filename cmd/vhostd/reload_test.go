@@ -237,7 +237,11 @@ func TestViewsOfARunningDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	var flows user.FlowList
-	s.view(&flows, "flows", "vm1", "--proto", "tcp")
+	s.until("the bytes are counted that the guest has already", func() bool {
+		flows = user.FlowList{}
+		s.view(&flows, "flows", "vm1", "--proto", "tcp")
+		return len(flows.Flows) == 1 && flows.Flows[0].ToGuest == 1
+	})
 	if len(flows.Flows) != 1 || flows.Total != 1 {
 		t.Fatalf("flows: %+v", flows)
 	}

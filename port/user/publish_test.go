@@ -209,9 +209,9 @@ func TestListing(t *testing.T) {
 			c.Close()
 		}
 	}()
-	if !porttest.Eventually(func() bool {
-		v := p.Flows(FlowQuery{})
-		return v.Total == 2 && v.Flows[0].ToGuest == 5 // counted when the guest has it
+	if !porttest.Eventually(func() bool { // counted when the guest has it
+		list := p.Flows(FlowQuery{})
+		return list.Total == 2 && list.Flows[0].ToGuest == 5
 	}) {
 		t.Fatalf("flows: %v", p.Flows(FlowQuery{}))
 	}
