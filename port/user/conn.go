@@ -49,23 +49,19 @@ const (
 
 // kick has step called until it returns false with nothing new since.
 func (p *pump) kick(c *conn, step func(*conn) bool) {
-	if p.claim(c) {
-		go p.run(c, step)
-	}
-}
-
-// claim says that the caller is the one to run the direction, and has entered c.
-func (p *pump) claim(c *conn) bool {
 	for {
 		switch s := p.state.Load(); {
 		case s == again:
-			return false
+			return
 		case s == running:
 			if p.state.CompareAndSwap(running, again) {
-				return false
+				return
 			}
 		case p.state.CompareAndSwap(idle, running):
-			return c.enter()
+			if c.enter() {
+				go p.run(c, step)
+			}
+			return
 		}
 	}
 }
@@ -105,11 +101,7 @@ func (c *conn) leave() {
 	}
 }
 
-// connEvents are what a connection's socket is watched for, from its connect on.
-const connEvents = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET
-
-// begin watches both sides. It is false if that cannot be done. The caller's goroutine copies the first that the host has sent, if it has,
-// and so saves most connections the start of another one.
+// begin watches both sides. It is false if that cannot be done.
 func (c *conn) begin() bool {
 	o := c.ep.SocketOptions()
 	o.SetKeepAlive(true)
@@ -122,33 +114,16 @@ func (c *conn) begin() bool {
 		return false
 	}
 	defer c.leave()
-	if !c.watch() {
-		return false
-	}
-	c.waits.EventRegister(&c.entry)
-	if c.ep.Readiness(waiter.ReadableEvents|waiter.EventErr|waiter.EventHUp) != 0 {
-		c.kickUp()
-	}
-	if c.down.claim(c) {
-		c.down.run(c, (*conn).copyDown)
-	}
-	return true
-}
-
-// watch has the poller tell c of its socket, which it may be watching already.
-func (c *conn) watch() bool {
-	p := c.side.port.poller
-	if c.token.valid {
-		p.replace(c.token, c)
-		return true
-	}
-	t, err := p.add(c.fd, connEvents, c)
+	t, err := c.side.port.poller.add(c.fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET, c)
 	if err != nil {
 		return false
 	}
 	c.mu.Lock()
 	c.token = t
 	c.mu.Unlock()
+	c.waits.EventRegister(&c.entry)
+	c.kickUp()
+	c.kickDown()
 	return true
 }
 
