@@ -193,7 +193,7 @@ func TestLateAnswer(t *testing.T) {
 	}
 }
 
-type timeout struct{ error }
+type timeout struct{}
 
 func (timeout) Timeout() bool   { return true }
 func (timeout) Temporary() bool { return true }
