@@ -20,9 +20,6 @@ demo: setup build ## a Linux guest boots behind the user network, fetches a page
 dist: ## Debian packages and archives for amd64 and arm64, in build/dist/; VERSION= instead of what git says
 	@scripts/dist.sh
 
-dist: ## Debian packages and archives for amd64 and arm64, in build/dist/; VERSION= instead of what git says
-	@scripts/dist.sh
-
 test: ## everything that CI runs; under 25 minutes on two cores
 	@start=$$SECONDS; \
 	for step in setup check race arm64 fuzz-smoke integration; do \

@@ -91,8 +91,8 @@ func isAllocator(function string) bool {
 	return ok && slices.Contains(allocatorMethods, method)
 }
 
-// sharesOf returns the part of all samples taken in functions that match, inlined ones included. A sample inside the runtime, such
-// as in its preemption, counts for the function that was there.
+// sharesOf returns the part of all samples taken in functions that match, inlined ones included. A sample inside of what
+// they call elsewhere, such as the runtime's preemption or the race detector, counts for the function of this program that was there.
 func sharesOf(p *profile.Profile, match func(function string) bool) (share float64, samples int64) {
 	var matching int64
 	for _, s := range p.Sample {
@@ -110,7 +110,7 @@ func sharesOf(p *profile.Profile, match func(function string) bool) (share float
 func innermost(s *profile.Sample) string {
 	for _, location := range s.Location {
 		for _, line := range location.Line {
-			if name := line.Function.Name; !strings.HasPrefix(name, "runtime.") {
+			if name := line.Function.Name; strings.HasPrefix(name, "github.com/vhostd/") {
 				return name
 			}
 		}
