@@ -52,6 +52,7 @@ type Port struct {
 
 	failed  atomic.Pointer[string] // why nothing passes any more
 	closing atomic.Bool
+	begun   chan struct{} // closed when the start has ended
 	down    chan struct{} // closed when everything has ended
 
 	lastID      atomic.Uint32 // of datagrams in pieces
@@ -68,7 +69,7 @@ func New(opts Options) (*Port, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Port{opts: opts, down: make(chan struct{}), limit: ratelog.New(opts.Logger.Handler())}
+	p := &Port{opts: opts, begun: make(chan struct{}), down: make(chan struct{}), limit: ratelog.New(opts.Logger.Handler())}
 	p.log = slog.New(p.limit)
 	p.mtu.Store(int32(opts.MTU))
 	p.serving.Store(new([]*queue))
@@ -77,7 +78,9 @@ func New(opts Options) (*Port, error) {
 	if opts.services != nil {
 		opts.services.port = p
 	}
-	if err := p.start(); err != nil {
+	err = p.start()
+	close(p.begun)
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("network user: %w", err), p.Close())
 	}
 	return p, nil
@@ -209,7 +212,10 @@ func (p *Port) fail(cause any) {
 		return
 	}
 	p.log.Error("user network failed", "cause", fmt.Sprint(cause), "stack", string(debug.Stack()))
-	go p.shutDown()
+	go func() {
+		<-p.begun // what is not there yet could not be closed
+		p.shutDown()
+	}()
 }
 
 // closeWithin bounds the wait for goroutines of the stack, which a defect may hold.
