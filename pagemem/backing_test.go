@@ -32,8 +32,17 @@ func policy(t *testing.T, a *Arena) string {
 	return ""
 }
 
+// native skips under the emulator of another architecture (make arm64 runs the short tests), which has neither.
+func native(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("not applicable: qemu-user maps no huge pages and knows no memory policies")
+	}
+}
+
 // TestHugePages: pages of the pool are there when the arena is, on the node that was wanted, and go back with it.
 func TestHugePages(t *testing.T) {
+	native(t)
 	testmain.Hugepages(t, 2)
 	for _, tc := range []struct {
 		mode HugePages
@@ -84,6 +93,7 @@ func TestNoHugePages(t *testing.T) {
 
 // TestNode: ordinary memory prefers the node.
 func TestNode(t *testing.T) {
+	native(t)
 	a, err := NewArena(Config{Bytes: 1 << 20, Node: node(0)})
 	if err != nil {
 		t.Fatal(err)
