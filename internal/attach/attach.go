@@ -299,6 +299,9 @@ func (a *attachment) createInterface(c interfaceConfig) error {
 	case len(fds) != c.Queues:
 		closeAll(fds)
 		return fmt.Errorf("the helper in the namespace sent %d descriptors, %d are right", len(fds), c.Queues)
+	case r.MTU < MinMTU || r.MTU > MaxMTU:
+		closeAll(fds)
+		return fmt.Errorf("interface %s has the MTU %d, accepted are %d to %d: somebody else has changed it", c.Name, r.MTU, MinMTU, MaxMTU)
 	}
 	a.taps, a.mtu = fds, r.MTU
 	if err := a.link.file.SetReadDeadline(time.Time{}); err != nil {

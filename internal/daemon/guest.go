@@ -44,7 +44,8 @@ type guest struct {
 	rings   *ringstate.Store // nil if there is none
 	removed atomic.Bool      // the guest, not the daemon, is what ends
 
-	changing sync.Mutex // held while the guest follows another description
+	changing sync.Mutex      // held while the guest follows another description
+	tried    network.Network // guarded by changing: an attempt to follow that failed half-way; empty for none
 
 	mu       sync.Mutex // guards what follows
 	network  network.Network

@@ -7,6 +7,7 @@ import (
 
 	"github.com/vhostd/vhostd/internal/config"
 	"github.com/vhostd/vhostd/internal/network"
+	"github.com/vhostd/vhostd/port"
 	"github.com/vhostd/vhostd/virtionet"
 )
 
@@ -119,6 +120,9 @@ func (d *Daemon) follow(spec config.GuestSpec, r *Reload) error {
 	if device == nil {
 		return ErrNotFound // it is being removed
 	}
+	if err := g.takeBack(spec.Network, running.Network, p, d.switches); err != nil {
+		return err
+	}
 	difference := running.Difference(spec)
 	if difference.None() {
 		return nil
@@ -128,6 +132,7 @@ func (d *Daemon) follow(spec config.GuestSpec, r *Reload) error {
 	}
 	changed, err := running.Network.Follow(p, spec.Network, d.switches)
 	r.EndedFlows += changed.Ended
+	g.tried = changed.Tried
 	if err != nil {
 		return err
 	}
@@ -145,6 +150,18 @@ func (d *Daemon) follow(spec config.GuestSpec, r *Reload) error {
 		r.Pending = append(r.Pending, GuestChange{spec.Name, difference.Fixed, needsAnew})
 		g.log.Warn("a change is pending", "keys", difference.Fixed, "needs", needsAnew)
 	}
+	return nil
+}
+
+// takeBack undoes what an earlier attempt has left in force, unless the same is wanted again. g.changing is held.
+func (g *guest) takeBack(wanted, running network.Network, p port.Port, switches *network.Switches) error {
+	if t := g.tried.String(); t == "" || t == wanted.String() {
+		return nil
+	}
+	if _, err := g.tried.Follow(p, running, switches); err != nil {
+		return fmt.Errorf("take back what a reload could not finish: %w", err)
+	}
+	g.tried = network.Network{}
 	return nil
 }
 

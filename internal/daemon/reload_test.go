@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/vhostd/vhostd/internal/config"
+	"github.com/vhostd/vhostd/internal/network"
 	"github.com/vhostd/vhostd/virtionet"
 )
 
@@ -65,6 +66,19 @@ func TestReloadFailures(t *testing.T) {
 	r.add("a", "user,dns=off,"+at("x"))
 	r.add("b", "user,dns=off,"+at("y"))
 	swapped := []config.GuestSpec{r.spec("a", "user,dns=off,"+at("y")), r.spec("b", "user,dns=off,"+at("x"))}
+	// What is in force of an attempt that failed goes with the next description, also with the one from before.
+	halfway := r.spec("a", "user,dns=off,deny=10.0.0.0/8,"+at("y"))
+	if got := r.daemon.Reload([]string{"a", "b"}, []config.GuestSpec{halfway, r.spec("b", "user,dns=off,"+at("y"))}); len(got.Failed) != 1 {
+		t.Errorf("%+v", got)
+	}
+	before := []config.GuestSpec{r.spec("a", "user,dns=off,"+at("x")), r.spec("b", "user,dns=off,"+at("y"))}
+	if got := r.daemon.Reload([]string{"a", "b"}, before); !got.Complete() {
+		t.Errorf("%+v", got)
+	}
+	u, _ := network.UserPort(r.daemon.find("a").port)
+	if u == nil || len(u.Policy().Rules) != 0 || len(u.Published()) != 1 || filepath.Base(u.Published()[0].Path) != "x" {
+		t.Error("a keeps what its description does not say")
+	}
 	if got := r.daemon.Reload([]string{"a", "b"}, swapped); !got.Complete() || len(got.Changed) != 2 {
 		t.Errorf("two guests exchange what they publish: %+v", got)
 	}

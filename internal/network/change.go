@@ -131,11 +131,12 @@ func (u *userSpec) fixed() any {
 // Changed is what Follow has done.
 type Changed struct {
 	Network Network // as it runs now
+	Tried   Network // after an error: what may be in force in part
 	Ended   int     // flows that new rules deny
 }
 
 // Follow makes the port of n follow the live part of another description: nothing is lost but the flows that new rules deny. On an error
-// some of it may be in force; Follow can be called again with the same description.
+// some of it may be in force; Follow can be called again with the same description, and that of Tried takes back what is in force.
 func (n Network) Follow(p port.Port, to Network, switches *Switches) (c Changed, err error) {
 	c.Network = n
 	d := n.Difference(to)
@@ -148,25 +149,33 @@ func (n Network) Follow(p port.Port, to Network, switches *Switches) (c Changed,
 			return c, err
 		}
 	}
+	if c.Ended, err = n.apply(p, &next, d.Live, switches); err != nil {
+		c.Tried = next
+		return c, err
+	}
+	c.Network = next
+	return c, nil
+}
+
+// apply makes the port follow a description that differs in live keys alone.
+func (n Network) apply(p port.Port, next *Network, keys []string, switches *Switches) (ended int, err error) {
 	if e, ok := p.(*edged); ok {
+		next.edge.changes = true // it stays in the path, whatever it has to do
 		if err := e.follow(&next.edge); err != nil {
-			return c, err
+			return 0, err
 		}
 	}
 	switch into := next.opener.(type) {
 	case *userSpec:
 		u, ok := UserPort(p)
 		if !ok {
-			return c, errors.New("network user: the running one is none")
+			return 0, errors.New("network user: the running one is none")
 		}
-		c.Ended, err = n.opener.(*userSpec).follow(u, into)
+		return n.opener.(*userSpec).follow(u, into)
 	case *switchSpec:
-		c.Ended, err = switches.follow(into, d.Live)
+		return switches.follow(into, keys)
 	}
-	if err == nil {
-		c.Network = next
-	}
-	return c, err
+	return 0, nil
 }
 
 // merge is n with the given keys of another description.
@@ -220,31 +229,48 @@ func republish(p *user.Port, from, to []user.Publication) error {
 	return errors.Join(errs...)
 }
 
-// follow makes a switch follow what one guest says of it now.
+// follow makes a switch follow what one guest says of it now. An uplink that cannot follow stays as it was.
 func (s *Switches) follow(to *switchSpec, keys []string) (ended int, err error) {
+	s.following.Lock() // mu is free while an uplink looks through its flows
+	defer s.following.Unlock()
+	g, u, from, err := s.followed(to, keys)
+	if u == nil || err != nil {
+		return 0, err
+	}
+	into := to.openUplink.(*userSpec)
+	if ended, err = from.follow(u, into); err != nil {
+		_, back := into.follow(u, from)
+		return ended, errors.Join(err, back)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byName[to.name] == g {
+		g.said.uplink, g.said.openUplink = to.uplink, to.openUplink
+	}
+	return ended, nil
+}
+
+// followed does what needs no time and returns the uplink that has to follow, and its description; nil if none has to.
+func (s *Switches) followed(to *switchSpec, keys []string) (*segment, *user.Port, *userSpec, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := s.byName[to.name]
 	if g == nil {
-		return 0, fmt.Errorf("network switch %s: it does not exist", to.name)
+		return nil, nil, nil, fmt.Errorf("network switch %s: it does not exist", to.name)
 	}
 	if to.ageing != 0 && slices.Contains(keys, "ageing") {
 		if err := g.SetAgeing(to.ageing); err != nil {
-			return 0, err
+			return nil, nil, nil, err
 		}
 		g.said.ageing = to.ageing
 	}
-	into, ok := to.openUplink.(*userSpec)
-	if !ok || g.outside == nil || to.uplink == g.said.uplink {
-		return 0, nil
+	if _, ok := to.openUplink.(*userSpec); !ok || g.outside == nil || to.uplink == g.said.uplink {
+		return nil, nil, nil, nil
 	}
 	from, ok := g.said.openUplink.(*userSpec)
 	u, too := UserPort(g.outside)
 	if !ok || !too {
-		return 0, fmt.Errorf("network switch %s: its uplink is %s", to.name, g.said.uplink)
+		return nil, nil, nil, fmt.Errorf("network switch %s: its uplink is %s", to.name, g.said.uplink)
 	}
-	if ended, err = from.follow(u, into); err == nil {
-		g.said.uplink, g.said.openUplink = to.uplink, to.openUplink
-	}
-	return ended, err
+	return g, u, from, nil
 }

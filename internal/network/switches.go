@@ -27,6 +27,8 @@ type Switches struct {
 	opts   SwitchOptions
 	budget vswitch.Budget
 
+	following sync.Mutex // held while an uplink follows another description, and taken before mu
+
 	mu      sync.Mutex
 	byName  map[string]*segment
 	uplinks int // that were ever made, to spread them over the workers

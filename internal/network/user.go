@@ -185,6 +185,9 @@ func (n Network) WithPublish(ports []string) (Network, error) {
 		if _, err := user.ParsePublication(p); err != nil {
 			return n, err
 		}
+		if strings.Contains(p, `"`) {
+			return n, fmt.Errorf("publish=%s: a quote is not accepted", p)
+		}
 		text += `,publish="` + p + `"`
 	}
 	return Parse(text)

@@ -113,6 +113,9 @@ func TestWithPublish(t *testing.T) {
 	if _, err := n.WithPublish([]string{"80"}); err == nil || !strings.Contains(err.Error(), "publish=80: one of the two ports is missing") {
 		t.Errorf("bad port: %v", err)
 	}
+	if _, err := n.WithPublish([]string{`unix:/a:22",host-loopback=on,publish="unix:/b:22`}); err == nil || !strings.Contains(err.Error(), "quote") {
+		t.Errorf("parameters behind a quote: %v", err)
+	}
 	for _, text := range []string{"tap", "null", "switch,name=lan,uplink=user"} {
 		n, err := Parse(text)
 		if err != nil {

@@ -151,7 +151,7 @@ func (r *rules) own(addr netip.Addr) bool {
 	return false
 }
 
-// arp wants the sender to be the guest, or, in a probe, to have no address yet (RFC 5227).
+// arp wants the sender to be the guest. A probe (RFC 5227) has no sender's address; about others' addresses it would have them give up theirs.
 func (r *rules) arp(b []byte) refusal {
 	a := header.ARP(b)
 	if len(b) < header.ARPSize || !a.IsValid() {
@@ -161,7 +161,10 @@ func (r *rules) arp(b []byte) refusal {
 		return spoofedARP
 	}
 	sender := netip.AddrFrom4([4]byte(a.ProtocolAddressSender()))
-	if len(r.addrs) > 0 && !sender.IsUnspecified() && !r.own(sender) {
+	if sender.IsUnspecified() {
+		sender = netip.AddrFrom4([4]byte(a.ProtocolAddressTarget()))
+	}
+	if len(r.addrs) > 0 && !r.own(sender) {
 		return spoofedARP
 	}
 	return fine
@@ -179,7 +182,7 @@ func (r *rules) ipv4(b []byte) refusal {
 	udp := portsOf(ip.Protocol(), ip.FragmentOffset() != 0, b[n:])
 	src := netip.AddrFrom4([4]byte(b[12:16]))
 	switch {
-	case udp == ports{67, 68}:
+	case udp.dst == 68: // only servers send there, and clients do not look where from
 		return rogueDHCP
 	case src.IsUnspecified() && udp == ports{68, 67}, r.own(src):
 		return fine
@@ -206,8 +209,13 @@ func (r *rules) ipv6(b []byte) refusal {
 	if !ok {
 		return unreadable // what cannot be found cannot be judged (RFC 7113)
 	}
-	if portsOf(proto, later, rest) == (ports{547, 546}) {
-		return rogueDHCP
+	if proto == uint8(header.UDPProtocolNumber) && !later {
+		if len(rest) < header.UDPMinimumSize {
+			return unreadable // the first fragment has all headers (RFC 7112)
+		}
+		if portsOf(proto, later, rest).dst == 546 {
+			return rogueDHCP
+		}
 	}
 	if proto == uint8(header.ICMPv6ProtocolNumber) && !later {
 		if why := r.icmpv6(rest, src); why != fine || src.IsUnspecified() {
@@ -257,18 +265,26 @@ func (r *rules) icmpv6(b []byte, src netip.Addr) refusal {
 		return unreadable
 	}
 	const listenerReport2 = 143 // RFC 3810
-	switch header.ICMPv6(b).Type() {
+	switch kind := header.ICMPv6(b).Type(); kind {
 	case header.ICMPv6RouterAdvert, header.ICMPv6RedirectMsg:
 		return rogueRouter
-	case header.ICMPv6NeighborAdvert:
+	case header.ICMPv6NeighborAdvert, header.ICMPv6NeighborSolicit:
+		asks := kind == header.ICMPv6NeighborSolicit
+		if asks && !src.IsUnspecified() {
+			break // who asks is judged by its address
+		}
 		if len(b) < header.ICMPv6NeighborAdvertMinimumSize {
 			return unreadable
 		}
+		// A solicitation from :: is about an address that its sender means to take (RFC 4862): others with that address would give it up.
 		target := netip.AddrFrom16([16]byte(b[8:24]))
 		if !r.own(target) && !target.IsLinkLocalUnicast() {
 			return spoofedND
 		}
-	case header.ICMPv6RouterSolicit, header.ICMPv6NeighborSolicit, header.ICMPv6MulticastListenerReport, header.ICMPv6MulticastListenerDone,
+		if asks {
+			return fine
+		}
+	case header.ICMPv6RouterSolicit, header.ICMPv6MulticastListenerReport, header.ICMPv6MulticastListenerDone,
 		listenerReport2:
 		return fine
 	}

@@ -47,10 +47,12 @@ func ip6(src string, proto layers.IPProtocol) *layers.IPv6 {
 
 func udp(src, dst layers.UDPPort) *layers.UDP { return &layers.UDP{SrcPort: src, DstPort: dst} }
 
-func arp(hw net.HardwareAddr, ip string) *layers.ARP {
+func arp(hw net.HardwareAddr, ip string) *layers.ARP { return arpTo(hw, ip, "10.0.2.2") }
+
+func arpTo(hw net.HardwareAddr, ip, target string) *layers.ARP {
 	return &layers.ARP{
 		AddrType: layers.LinkTypeEthernet, Protocol: layers.EthernetTypeIPv4, HwAddressSize: 6, ProtAddressSize: 4, Operation: layers.ARPReply,
-		SourceHwAddress: hw, SourceProtAddress: net.ParseIP(ip).To4(), DstHwAddress: other, DstProtAddress: net.IPv4(10, 0, 2, 2).To4(),
+		SourceHwAddress: hw, SourceProtAddress: net.ParseIP(ip).To4(), DstHwAddress: other, DstProtAddress: net.ParseIP(target).To4(),
 	}
 }
 
@@ -86,9 +88,11 @@ func TestGuard(t *testing.T) {
 		{"no address, not DHCP", build(t, e4, ip4("0.0.0.0", 17), udp(1, 67)), spoofedIP},
 		{"no address, TCP", build(t, e4, ip4("0.0.0.0", 6)), spoofedIP},
 		{"DHCP answer", build(t, e4, ip4("10.0.2.15", 17), udp(67, 68)), rogueDHCP},
+		{"DHCP answer from another port", build(t, e4, ip4("10.0.2.15", 17), udp(1067, 68)), rogueDHCP},
 		{"IPv4 cut", build(t, e4, ip4("10.0.2.15", 17))[:30], unreadable},
 		{"own ARP", build(t, ea, arp(own, "10.0.2.15")), fine},
-		{"ARP probe", build(t, ea, arp(own, "0.0.0.0")), fine},
+		{"ARP probe", build(t, ea, arpTo(own, "0.0.0.0", "10.0.2.15")), fine},
+		{"ARP probe for another's address", build(t, ea, arp(own, "0.0.0.0")), spoofedARP},
 		{"ARP for the gateway", build(t, ea, arp(own, "10.0.2.2")), spoofedARP},
 		{"ARP of another", build(t, ea, arp(other, "10.0.2.15")), spoofedARP},
 		{"ARP cut", build(t, ea, arp(own, "10.0.2.15"))[:41], unreadable},
@@ -97,7 +101,13 @@ func TestGuard(t *testing.T) {
 		{"another IPv6", build(t, e6, ip6("fd00:2::9", 17), udp(1, 2)), spoofedIP},
 		{"no IPv6 address", build(t, e6, ip6("::", 17), udp(1, 2)), spoofedIP},
 		{"DHCPv6 answer", build(t, e6, ip6("fe80::9", 17), udp(547, 546)), rogueDHCP},
+		{"DHCPv6 answer from another port", build(t, e6, ip6("fe80::9", 17), udp(1547, 546)), rogueDHCP},
+		{"UDP header in a later fragment", build(t, e6, ip6("fe80::9", layers.IPProtocolIPv6Fragment), gopacket.Payload{60, 0, 0, 1, 0, 0, 0, 1,
+			17, 0, 0, 0, 0, 0, 0, 0}), unreadable},
 		{"DAD", nd("::", 135, "fd00:1::9"), fine},
+		{"DAD, link-local", nd("::", 135, "fe80::9"), fine},
+		{"DAD for another's address", nd("::", 135, "fd00:2::1"), spoofedND},
+		{"solicitation of another's address", nd("fe80::9", 135, "fd00:2::1"), fine},
 		{"router solicitation", nd("::", 133, "::"), fine},
 		{"listener report", nd("::", 143, "::"), fine},
 		{"echo from nowhere", nd("::", 128, "::"), spoofedIP},

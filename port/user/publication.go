@@ -95,6 +95,8 @@ func (p *Publication) check() error {
 	switch {
 	case p.Proto != "tcp" && p.Proto != "udp":
 		return fmt.Errorf("protocol %q: accepted are tcp and udp", p.Proto)
+	case strings.HasPrefix(p.Path, "@"), strings.ContainsRune(p.Path, 0):
+		return fmt.Errorf("unix:%s: abstract sockets have no permissions and are not accepted; give a path", p.Path)
 	case p.Path != "" && p.Proto != "tcp":
 		return fmt.Errorf("a Unix socket carries tcp, not %s", p.Proto)
 	case p.GuestPort == 0, p.Path == "" && p.Port == 0:

@@ -162,7 +162,7 @@ func TestParsePublication(t *testing.T) {
 		{"8080:10.0.2.16:80", ""}, {"[::]:8080:[fd00::5]:80/udp", ""}, {"unix:/run/a b.sock:22", ""}, {"unix:rel/x:1", ""},
 		{"", "missing"}, {"80", "missing"}, {"80:", "guest's port"}, {":80", "host's port"}, {"80:0", "guest's port"}, {"65536:80", "host's port"},
 		{"8080:80/sctp", "protocol"}, {"9-8:1", "range"}, {"1-1025:1", "1024"}, {"65000-65535:65001", "65535"}, {"::1:80:80", "host's address"},
-		{"[127.0.0.1]:80:80", "host's address"}, {"host:80:80", "host's address"}, {"unix::80", "path is empty"}, {"+80:80", "host's port"},
+		{"[127.0.0.1]:80:80", "host's address"}, {"host:80:80", "host's address"}, {"unix::80", "path is empty"}, {"unix:@x:80", "abstract"}, {"+80:80", "host's port"},
 		{"[fe80::1%lo]:1:1", "host's address"},
 	} {
 		p, err := ParsePublication(tc.text)

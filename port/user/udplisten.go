@@ -107,8 +107,12 @@ func (l *udpListener) newClient(client netip.AddrPort, peer unix.Sockaddr) (*dgr
 	l.clients[client] = d
 	closed := l.closed
 	l.mu.Unlock()
-	if closed { // between the datagram's arrival and now
+	d.mu.Lock()
+	gone := d.closed
+	d.mu.Unlock()
+	if closed || gone { // between the datagram's arrival and now
 		p.flows.end(d)
+		l.forget(d)
 		return nil, sendFailed
 	}
 	return d, accepted

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -58,6 +59,12 @@ func (s *File) load() (leases []Lease, err error) {
 		return nil, errors.New("it is no regular file")
 	case info.Mode().Perm()&0o077 != 0:
 		return nil, fmt.Errorf("others have access to it (mode %#o, 0600 is right)", info.Mode().Perm())
+	}
+	if info.Size() > maxSlots*slotLen {
+		return nil, fmt.Errorf("it has %d bytes, files of leases have %d", info.Size(), maxSlots*slotLen)
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && (int(st.Uid) != os.Geteuid() || st.Nlink > 1) {
+		return nil, fmt.Errorf("it belongs to user %d and has %d names, user %d and one name are right", st.Uid, st.Nlink, os.Geteuid())
 	}
 	if err := unix.Flock(int(s.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, fmt.Errorf("another process uses it: %w", err)
@@ -141,9 +148,15 @@ func encodeLease(l Lease) (b [slotLen]byte) {
 	return b
 }
 
+// latest is a time in seconds that no lease lasts until, and that JSON can still say.
+const latest = 1 << 36
+
 func decodeLease(b []byte) (l Lease, ok bool) {
 	state, n := int(b[slotState]), int(b[slotName])
 	if binary.LittleEndian.Uint32(b) != crc32.ChecksumIEEE(b[slotState:]) || state == 0 || state >= len(slotStates) || slotName+1+n > slotLen {
+		return l, false
+	}
+	if end := int64(binary.LittleEndian.Uint64(b[slotEnd:])); end < 0 || end > latest {
 		return l, false
 	}
 	return Lease{

@@ -100,6 +100,26 @@ func TestLeaseFile(t *testing.T) {
 		t.Errorf("%d leases, the first %+v, and %d free slots", len(leases), leases[0], len(f.free))
 	}
 	f.Close()
+	endless := encodeLease(Lease{Addr: addr, State: Bound, Expires: time.Unix(latest+1, 0)})
+	if _, ok := decodeLease(endless[:]); ok {
+		t.Error("a lease without end")
+	}
+	second := path + ".second"
+	if err := os.Link(path, second); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := OpenFile(path); err == nil || !strings.Contains(err.Error(), "2 names") {
+		t.Errorf("two names: %v", err)
+	}
+	if err := os.Remove(second); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, maxSlots*slotLen+1); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := OpenFile(path); err == nil || !strings.Contains(err.Error(), "files of leases have") {
+		t.Errorf("another file: %v", err)
+	}
 	if err := os.Chmod(path, 0o644); err != nil {
 		t.Fatal(err)
 	}
