@@ -135,6 +135,21 @@ func TestDoubleSignal(t *testing.T) {
 	absent(t, path)
 }
 
+// awaitOpen waits until the process has the file open.
+func (p *process) awaitOpen(path string) {
+	p.t.Helper()
+	fds := fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		entries, _ := os.ReadDir(fds)
+		for _, e := range entries {
+			if target, err := os.Readlink(filepath.Join(fds, e.Name())); err == nil && target == path {
+				return
+			}
+		}
+	}
+	p.t.Fatalf("%s was not opened", path)
+}
+
 // TestLaterSignalForces: a start that hangs (here on the lock of the socket's directory) can be
 // ended by a second signal.
 func TestLaterSignalForces(t *testing.T) {
@@ -148,7 +163,7 @@ func TestLaterSignalForces(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := start(t, "serve", "--socket", path, "--network", "null")
-	time.Sleep(200 * time.Millisecond)
+	p.awaitOpen(filepath.Dir(path))
 	p.signal(syscall.SIGTERM)
 	time.Sleep(sameSignal + 100*time.Millisecond)
 	_ = p.cmd.Process.Signal(syscall.SIGTERM) // on a slow machine the lock was given up already
