@@ -247,18 +247,8 @@ func TestBlockedKick(t *testing.T) {
 	f.listen()
 	a := f.attach(nil)
 	kick := f.rings[1].kick
-	if err := unix.SetNonblock(kick, false); err != nil {
-		t.Fatal(err)
-	}
-	full := []byte{0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 	for range 3 {
-		var count [8]byte
-		_ = unix.SetNonblock(kick, true)
-		_, _ = unix.Read(kick, count[:])
-		_ = unix.SetNonblock(kick, false)
-		if _, err := unix.Write(kick, full); err != nil {
-			t.Fatal(err)
-		}
+		fillEvent(t, kick)
 		sendFrame(t, a, 60)
 		h, _ := f.rings[1].take()
 		f.rings[1].use(uint32(h), 0)
@@ -266,4 +256,24 @@ func TestBlockedKick(t *testing.T) {
 	}
 	f.rings[0].deliver(virtio.NetHdr{NumBuffers: 1}, make([]byte, 64), 76)
 	a.frame(t)
+}
+
+// fillEvent fills an eventfd, which others write to meanwhile, and has the next write to it block.
+func fillEvent(t *testing.T, fd int) {
+	t.Helper()
+	if err := unix.SetNonblock(fd, true); err != nil {
+		t.Fatal(err)
+	}
+	full, err := [8]byte{0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, error(unix.EAGAIN)
+	for errors.Is(err, unix.EAGAIN) {
+		var count [8]byte
+		_, _ = unix.Read(fd, count[:]) // nothing is in it, or was
+		_, err = unix.Write(fd, full[:])
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.SetNonblock(fd, false); err != nil {
+		t.Fatal(err)
+	}
 }
