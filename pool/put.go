@@ -9,9 +9,16 @@ func (p *Pool) Put(id pagemem.PageID, n int, by pagemem.OwnerID) { p.ReleasePage
 
 var _ pagemem.BulkReleaser = (*Pool)(nil)
 
-// ReleasePage is Put, for pagemem.Arena.Release.
+// ReleasePage is Put, for pagemem.Arena.Release. The owner's way for a page that nobody else holds is free of calls.
 func (p *Pool) ReleasePage(id pagemem.PageID, n int, by pagemem.OwnerID) {
-	if p.drop(id, int64(n), by) {
+	alone := n == 1 && !pagemem.Debug && p.arena.Unshared(id)
+	if c := &p.ctx; alone && by == p.owner && c.n < CacheSize && !p.destroyed {
+		c.cache[c.n] = id
+		c.n++
+		c.own.cached++
+		return
+	}
+	if alone && by != p.owner || p.drop(id, int64(n), by) {
 		one := [1]pagemem.PageID{id}
 		p.pushRing(one[:])
 	}
@@ -52,7 +59,7 @@ func (p *Pool) recycleRun(ids []pagemem.PageID) []pagemem.PageID {
 }
 
 // drop drops n fragment references and returns true if the page is now for the
-// ring. The usual way through it is free of calls.
+// ring.
 func (p *Pool) drop(id pagemem.PageID, n int64, by pagemem.OwnerID) (toRing bool) {
 	if left := p.arena.Frags(id).Drop(n); left != 0 {
 		p.checkLeft(left, id)
@@ -103,8 +110,9 @@ func (p *Pool) pushCache(id pagemem.PageID) bool {
 func (p *Pool) pushRing(ids []pagemem.PageID) {
 	n := 0
 	if !p.dying.Load() {
-		n = p.ring.push(ids)
-		p.ringFull.Add(uint64(len(ids) - n))
+		if n = p.ring.push(ids); n < len(ids) {
+			p.ringFull.Add(uint64(len(ids) - n))
+		}
 	}
 	for _, id := range ids[n:] {
 		p.giveUp(id)
