@@ -27,16 +27,3 @@ func (f *fifo) pop() uint16 {
 	f.n--
 	return id
 }
-
-// remove takes out id, which is in the queue.
-func (f *fifo) remove(id uint16) {
-	if f.ids[f.head] == id {
-		f.pop()
-		return
-	}
-	for n := f.n; n > 0; n-- {
-		if first := f.pop(); first != id {
-			f.push(first)
-		}
-	}
-}

@@ -34,14 +34,20 @@ func (p place) word() uint16 {
 
 func placeOf(word uint16) place { return place{int(word & 0x7fff), word>>15 != 0} }
 
-func flagsIf(avail, used bool) (flags uint16) {
-	if avail {
-		flags |= DescFAvail
+// availFlags and usedFlags are what the flags of a descriptor at p have of its state when the driver shows it and when the
+// device has used it.
+func (p place) availFlags() uint16 {
+	if p.wrap {
+		return DescFAvail
 	}
-	if used {
-		flags |= DescFUsed
+	return DescFUsed
+}
+
+func (p place) usedFlags() uint16 {
+	if p.wrap {
+		return DescFAvail | DescFUsed
 	}
-	return flags
+	return 0
 }
 
 // PackedRing is the driver side of one packed ring (virtio 1.3 section 2.8),
@@ -51,8 +57,9 @@ type PackedRing struct {
 	eventIdx, indirect, inOrder bool
 
 	free     fifo     // buffer ids
-	order    fifo     // ids of the chains that are outstanding, oldest first
+	order    fifo     // ids of the chains that are outstanding, oldest first, if they return in order
 	descs    []uint16 // of the chain with that id, 0: not outstanding
+	chains   int      // outstanding
 	numFree  int      // descriptors
 	staged   int      // chains added and not published
 	unkicked int      // descriptors published since NeedsKick was last asked
@@ -101,7 +108,7 @@ func (r *PackedRing) Reset(start uint16) {
 	for i := range r.mem.size {
 		// As if all before it had been used in this lap and the others in the one before.
 		lap := at.wrap == (i < at.idx)
-		r.mem.storeMeta(i, packMeta(0, 0, flagsIf(lap, lap)))
+		r.mem.storeMeta(i, packMeta(0, 0, place{wrap: lap}.usedFlags()))
 	}
 }
 
@@ -114,7 +121,7 @@ func (r *PackedRing) Attach(start uint16) {
 	}
 	clear(r.descs)
 	at := placeOf(start)
-	r.numFree, r.staged, r.pending, r.unkicked = r.mem.size, 0, 0, 0
+	r.numFree, r.chains, r.staged, r.pending, r.unkicked = r.mem.size, 0, 0, 0, 0
 	r.avail, r.begin, r.used = at, at, at
 	r.batch, r.err = false, nil
 }
@@ -126,7 +133,7 @@ func (r *PackedRing) Size() int { return r.mem.size }
 func (r *PackedRing) Free() int { return r.numFree }
 
 // Outstanding is how many chains were added and not taken back.
-func (r *PackedRing) Outstanding() int { return r.order.n }
+func (r *PackedRing) Outstanding() int { return r.chains }
 
 // AvailIdx is the next descriptor to fill, with the wrap counter in bit 15.
 func (r *PackedRing) AvailIdx() uint16 { return r.avail.word() }
@@ -190,12 +197,12 @@ func (r *PackedRing) AddIndirect(host uintptr, addr uint64, bufs []Buf) (id uint
 
 // put writes the next descriptor, except the flags of the first that is staged.
 func (r *PackedRing) put(addr uint64, n uint32, id, flags uint16) {
-	meta := packMeta(n, id, flags|flagsIf(r.avail.wrap, !r.avail.wrap))
+	meta := packMeta(n, id, flags|r.avail.availFlags())
 	r.mem.storeAddr(r.avail.idx, addr)
 	if r.pending == 0 {
 		r.begin, r.meta = r.avail, meta
 	} else {
-		r.mem.storeMeta(r.avail.idx, meta)
+		r.mem.stageMeta(r.avail.idx, meta)
 	}
 	r.pending++
 	r.avail = r.avail.add(1, r.mem.size)
@@ -203,7 +210,10 @@ func (r *PackedRing) put(addr uint64, n uint32, id, flags uint16) {
 
 func (r *PackedRing) stage(id uint16, descs int) {
 	r.descs[id] = uint16(descs)
-	r.order.push(id)
+	if r.inOrder {
+		r.order.push(id)
+	}
+	r.chains++
 	r.numFree -= descs
 	r.staged++
 }

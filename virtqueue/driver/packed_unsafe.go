@@ -54,11 +54,22 @@ func (m *packedMemory) storeMeta(i int, meta uint64) {
 	word.Store64Release(m.desc+16*uintptr(i)+8, meta)
 }
 
-func (m *packedMemory) load(i int) (addr, meta uint64) {
-	// SAFETY: i < size, 16-aligned.
+func (m *packedMemory) stageMeta(i int, meta uint64) {
+	// SAFETY: i < size, the half is 8-aligned.
+	// ORDER: none of its own: storeMeta of the first descriptor that is staged follows, and the device does not look at this
+	// one before it has seen that.
+	word.Store64(m.desc+16*uintptr(i)+8, meta)
+}
+
+func (m *packedMemory) loadMeta(i int) uint64 {
+	// SAFETY: i < size, the half is 8-aligned.
 	// ORDER: acquire, before the address and the buffers; pairs with the device's
 	// release store of a used descriptor.
-	meta = word.Load64Acquire(m.desc + 16*uintptr(i) + 8)
+	return word.Load64Acquire(m.desc + 16*uintptr(i) + 8)
+}
+
+func (m *packedMemory) load(i int) (addr, meta uint64) {
+	meta = m.loadMeta(i)
 	// SAFETY: i < size, 16-aligned.
 	// ORDER: after the flags.
 	return word.Load64(m.desc + 16*uintptr(i)), meta

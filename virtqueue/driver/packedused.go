@@ -19,7 +19,6 @@ func (r *PackedRing) GetUsed() (id uint16, written uint32, ok bool) {
 		id = r.order.pop()
 	} else {
 		id = r.last
-		r.order.remove(id)
 	}
 	if id == r.last {
 		r.batch, written = false, r.lastUsed
@@ -27,6 +26,7 @@ func (r *PackedRing) GetUsed() (id uint16, written uint32, ok bool) {
 	descs := int(r.descs[id])
 	r.descs[id] = 0
 	r.free.push(id)
+	r.chains--
 	r.numFree += descs
 	r.used = r.used.add(descs, r.mem.size)
 	return id, written, true
@@ -34,11 +34,11 @@ func (r *PackedRing) GetUsed() (id uint16, written uint32, ok bool) {
 
 // nextBatch reads the used descriptor that comes next.
 func (r *PackedRing) nextBatch() bool {
-	if !r.HasUsed() {
+	meta := r.mem.loadMeta(r.used.idx)
+	id, flags := uint16(meta>>32), uint16(meta>>48)
+	if flags&(DescFAvail|DescFUsed) != r.used.usedFlags() {
 		return false
 	}
-	_, meta := r.mem.load(r.used.idx)
-	id, flags := uint16(meta>>32), uint16(meta>>48)
 	if int(id) >= len(r.descs) || r.descs[id] == 0 {
 		r.err = fmt.Errorf("driver: used descriptor %d names id %d, which is not outstanding", r.used.idx, id)
 		return false
@@ -54,8 +54,7 @@ func (r *PackedRing) nextBatch() bool {
 func (r *PackedRing) HasUsed() bool { return r.err == nil && (r.batch || r.isUsed(r.used)) }
 
 func (r *PackedRing) isUsed(at place) bool {
-	_, meta := r.mem.load(at.idx)
-	return uint16(meta>>48)&(DescFAvail|DescFUsed) == flagsIf(at.wrap, at.wrap)
+	return uint16(r.mem.loadMeta(at.idx)>>48)&(DescFAvail|DescFUsed) == at.usedFlags()
 }
 
 // NeedsKick reports whether the device wants a kick for what was published since
