@@ -106,7 +106,7 @@ func TestBenchTap(t *testing.T) {
 // TestBenchReport: one experiment's results by the command, and every experiment's name in the help.
 func TestBenchReport(t *testing.T) {
 	results := benchJSON(t, "pool", "--n", "4K", "--pairs", "2", "--json")
-	if len(results) != 7 || results[6].Experiment != "E5x" || results[3].Source == "" || results[3].Claim == "" || results[3].Verdict == "" {
+	if len(results) != 8 || results[7].Experiment != "E5x" || results[3].Source == "" || results[3].Claim == "" || results[3].Verdict == "" {
 		t.Errorf("%+v", results)
 	}
 	code, stdout, _ := run(t, "bench", "--help")

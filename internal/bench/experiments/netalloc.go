@@ -19,12 +19,13 @@ const (
 )
 
 // netAllocOptions are those of both experiments: a throughput run with different allocators.
-func netAllocOptions(n string) []bench.Option {
+func netAllocOptions(wire, n string) []bench.Option {
 	return []bench.Option{
+		{Name: "wire", Default: wire, Help: "what is at the other end (`sock|pair|reflect`; default of the polling run reflect, which has no system call)"},
 		{Name: "tx-alloc", Default: "refpage,frag,fragpool", Help: "allocators of the back-end, the first one the baseline (`LIST` of refpage, frag, fragpool)"},
 		{Name: "ring", Default: "split,packed", Help: "layouts of the rings (`LIST` of split, packed)"},
 		{Name: "frame", Default: "256", Help: "bytes of a frame (`N`)"},
-		{Name: "n", Default: n, Full: "1M", Help: "frames of one observation in each direction (`N`; default of the polling run 32K)"},
+		{Name: "n", Default: n, Full: "1M", Help: "frames of one observation in each direction (`N`; default of the polling run 256K)"},
 		{Name: "daemon", Default: "own", Help: "process of the back-end: one of its own or this one (`own|inside`)"},
 	}
 }
@@ -35,7 +36,7 @@ func netAlloc() bench.Experiment {
 		Name: "E1", Command: "net-alloc", Title: "Throughput run, one frame at a time and blocking: allocators",
 		Claim: "343.376 +- 0.147 s with a counted reference for each fragment, 341.466 +- 0.305 s with page_frag_cache: 1.0056 times; " +
 			"1.0003 context switches a frame, 40 page faults",
-		Source: netAllocSource, Options: netAllocOptions("1K"),
+		Source: netAllocSource, Options: netAllocOptions("sock", "1K"),
 		Build: func(p bench.Params) ([]bench.Comparison, error) {
 			return buildNetAlloc(p, 1, "block", 1.0056)
 		},
@@ -47,7 +48,7 @@ func netAllocPoll() bench.Experiment {
 	return bench.Experiment{
 		Name: "E1s", Command: "net-alloc", Title: "Throughput run, 64 frames at a time and polling: allocators",
 		Claim:  "at 100 to 200 ns a frame two atomic operations of 5 ns are 5 to 10 %: 1.05 times (own target)",
-		Source: netAllocSource + "; polling and depth 64 are this project's", Options: netAllocOptions("32K"),
+		Source: netAllocSource + "; polling, depth 64 and frames that the back-end returns are this project's", Options: netAllocOptions("reflect", "256K"),
 		Build: func(p bench.Params) ([]bench.Comparison, error) {
 			return buildNetAlloc(p, 64, "poll", 1.05)
 		},
@@ -77,7 +78,7 @@ func buildNetAlloc(p bench.Params, depth int, wake string, target float64) (list
 			a.Ring, a.TxAlloc, b.Ring, b.TxAlloc = ring, allocs[0], ring, alloc
 			c := nettest.Compare([2]string{allocs[0], alloc}, [2]nettest.Options{a, b}, nil, nil)
 			c.Open = openElsewhere(c.Open)
-			c.Variant = fmt.Sprintf("%s, depth %d, %s, %s bytes: %s against %s", ring, depth, wake, o.Frame, allocs[0], alloc)
+			c.Variant = fmt.Sprintf("%s, depth %d, %s, %s, %s bytes: %s against %s", ring, depth, wake, o.Wire, o.Frame, allocs[0], alloc)
 			if allocs[0] == "refpage" && alloc == "frag" {
 				c.Target = target // the claim is about these two
 			}
@@ -109,6 +110,14 @@ func netAllocRun(p bench.Params) (o nettest.Options, err error) {
 	if len(where) != 1 {
 		return o, fmt.Errorf("--daemon: %s: accepted is one of own, inside", strings.Join(where, ","))
 	}
+	wire, err := p.List("wire", "sock", "pair", "reflect")
+	if err != nil {
+		return o, err
+	}
+	if len(wire) != 1 {
+		return o, fmt.Errorf("--wire: %s: accepted is one of sock, pair, reflect", strings.Join(wire, ","))
+	}
+	o.Wire = wire[0]
 	o.Frame, o.CPUs, o.InProcess = fmt.Sprint(frame), p.CPUs, where[0] == "inside"
 	return o, o.Validate()
 }

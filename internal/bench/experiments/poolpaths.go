@@ -87,11 +87,26 @@ func newPoolRunnerOf(cfg pool.Config, n int) (*poolRunner, error) {
 const stranger = 0
 
 func (r *poolRunner) Run(_ context.Context, variant string) (bench.Sample, error) {
-	put := map[string]func(pagemem.PageID){
-		"fast": func(id pagemem.PageID) { r.pool.Put(id, 1, r.owner) },
-		"ring": func(id pagemem.PageID) { r.pool.Put(id, 1, stranger) },
+	// All pages of a batch in one call: a call for each would be a quarter of the fast way.
+	put := map[string]func(){
+		"fast": func() {
+			for _, id := range r.ids {
+				r.pool.Put(id, 1, r.owner)
+			}
+		},
+		"ring": func() {
+			for _, id := range r.ids {
+				r.pool.Put(id, 1, stranger)
+			}
+		},
 		// A page that somebody else holds is given up by the pool and goes back to the arena with its last holder.
-		"slow": func(id pagemem.PageID) { r.arena.Ref(id); r.pool.Put(id, 1, r.owner); r.arena.Unref(id, 1) },
+		"slow": func() {
+			for _, id := range r.ids {
+				r.arena.Ref(id)
+				r.pool.Put(id, 1, r.owner)
+				r.arena.Unref(id, 1)
+			}
+		},
 	}[variant]
 	r.pool.Publish()
 	before := r.pool.Stats()
@@ -106,9 +121,7 @@ func (r *poolRunner) Run(_ context.Context, variant string) (bench.Sample, error
 				}
 				r.ids[i] = id
 			}
-			for _, id := range r.ids {
-				put(id)
-			}
+			put()
 		}
 		return nil
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 
 	"github.com/vhostd/vhostd/internal/bench"
 	"github.com/vhostd/vhostd/pagemem"
@@ -24,11 +25,11 @@ func crossReturn() bench.Experiment {
 		Claim:  "giving pages back 16 at a time makes the trip through other threads 1.2 times as fast as one at a time (own target)",
 		Source: "bench_page_pool_cross_cpu (one allocator, rings of 1024, a pool of 32000), page_pool_put_page_bulk",
 		Options: []bench.Option{
-			{Name: "returners", Default: "1,2", Help: "threads that give pages back (`LIST`)"},
+			{Name: "returners", Default: "0,1,2", Help: "threads that give pages back (`LIST`); 0: the allocating one, as a stranger to the pool"},
 			{Name: "n", Default: "64K", Full: "10000000", Help: "pages of one observation (`N`)"},
 		},
 		Build: func(p bench.Params) (list []bench.Comparison, err error) {
-			returners, err := p.Sizes("returners", 1, 64)
+			returners, err := p.Sizes("returners", 0, 64)
 			if err != nil {
 				return nil, err
 			}
@@ -37,20 +38,34 @@ func crossReturn() bench.Experiment {
 				return nil, err
 			}
 			for _, k := range returners {
-				list = append(list, bench.Comparison{
-					Variant: fmt.Sprintf("%d threads give back, single against bulk of %d", k, pool.BulkSize), A: "single", B: "bulk", Target: 1.2, Unit: "ns/page",
-					Open: func(context.Context) (bench.Runner, error) { return newCrossRunner(k, n, p) },
-				})
+				list = append(list, crossComparison(k, n, p))
 			}
 			return list, nil
 		},
 	}
 }
 
+// crossComparison is judged where every thread has a processor: waiting for one costs more than any way of giving back saves.
+func crossComparison(k, n int, p bench.Params) bench.Comparison {
+	c := bench.Comparison{
+		Variant: fmt.Sprintf("%d threads give back, single against bulk of %d", k, pool.BulkSize), A: "single", B: "bulk", Target: 1.2, Unit: "ns/page",
+		Open: func(context.Context) (bench.Runner, error) { return newCrossRunner(k, n, p) },
+	}
+	switch {
+	case k == 0:
+		c.Variant = fmt.Sprintf("one thread, single against bulk of %d", pool.BulkSize)
+	case k+1 > runtime.NumCPU():
+		c.Variant += " (more threads than processors)"
+		c.Target = 0
+	}
+	return c
+}
+
 // crossSide is a pool with its returners, for one variant.
 type crossSide struct {
 	arena     *pagemem.Arena
 	pool      *pool.Pool
+	put       func(ids []pagemem.PageID)
 	returners []*consumer
 	given     []uint64 // to each
 }
@@ -65,16 +80,16 @@ func newCrossSide(k int, bulk bool, p bench.Params) (*crossSide, error) {
 	if err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
-	put := func(ids []pagemem.PageID) {
+	s.put = func(ids []pagemem.PageID) {
 		for _, id := range ids {
 			s.pool.Put(id, 1, stranger)
 		}
 	}
 	if bulk {
-		put = func(ids []pagemem.PageID) { s.pool.PutBulk(ids, stranger) }
+		s.put = func(ids []pagemem.PageID) { s.pool.PutBulk(ids, stranger) }
 	}
 	for i := range k {
-		c, err := startConsumer(crossRing, pool.BulkSize, p.CPU(1+i), put)
+		c, err := startConsumer(crossRing, pool.BulkSize, p.CPU(1+i), s.put)
 		if err != nil {
 			return nil, errors.Join(err, s.close())
 		}
@@ -119,6 +134,9 @@ func (r *crossRunner) Run(ctx context.Context, variant string) (sample bench.Sam
 
 // send allocates n pages and ends when all are back.
 func (s *crossSide) send(ctx context.Context, n int) error {
+	if len(s.returners) == 0 {
+		return s.turns(n)
+	}
 	for i := range n {
 		id, ok := s.pool.Alloc()
 		if !ok {
@@ -134,6 +152,24 @@ func (s *crossSide) send(ctx context.Context, n int) error {
 		if err := c.await(ctx, s.given[i]); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// turns is send for one thread.
+func (s *crossSide) turns(n int) error {
+	var ids [pool.BulkSize]pagemem.PageID
+	for n > 0 {
+		batch := ids[:min(n, len(ids))]
+		for i := range batch {
+			id, ok := s.pool.Alloc()
+			if !ok {
+				return errExhausted
+			}
+			batch[i] = id
+		}
+		s.put(batch)
+		n -= len(batch)
 	}
 	return nil
 }
