@@ -1,6 +1,6 @@
 package driver
 
-// fifo is a queue of at most as many heads or ids as the ring has descriptors.
+// fifo is a queue of at most as many ids as the ring has descriptors.
 type fifo struct {
 	ids     []uint16
 	head, n int

@@ -57,7 +57,7 @@ type PackedRing struct {
 	eventIdx, indirect, inOrder bool
 
 	free     fifo     // buffer ids
-	order    fifo     // ids of the chains that are outstanding, oldest first, if they return in order
+	oldest   uint16   // id of the oldest chain that is outstanding, if they return in order: then ids go round
 	descs    []uint16 // of the chain with that id, 0: not outstanding
 	chains   int      // outstanding
 	numFree  int      // descriptors
@@ -91,7 +91,6 @@ func NewPacked(cfg Config) (*PackedRing, error) {
 		indirect: cfg.Features.Has(virtio.FRingIndirectDesc),
 		inOrder:  cfg.Features.Has(virtio.FInOrder),
 		free:     newFIFO(cfg.Size),
-		order:    newFIFO(cfg.Size),
 		descs:    make([]uint16, cfg.Size),
 	}
 	r.Reset(1 << 15)
@@ -115,7 +114,7 @@ func (r *PackedRing) Reset(start uint16) {
 // Attach forgets every chain like Reset but leaves the memory alone.
 func (r *PackedRing) Attach(start uint16) {
 	r.free.reset()
-	r.order.reset()
+	r.oldest = 0
 	for i := range r.mem.size {
 		r.free.push(uint16(i))
 	}
@@ -210,9 +209,6 @@ func (r *PackedRing) put(addr uint64, n uint32, id, flags uint16) {
 
 func (r *PackedRing) stage(id uint16, descs int) {
 	r.descs[id] = uint16(descs)
-	if r.inOrder {
-		r.order.push(id)
-	}
 	r.chains++
 	r.numFree -= descs
 	r.staged++

@@ -15,10 +15,12 @@ func (r *PackedRing) GetUsed() (id uint16, written uint32, ok bool) {
 	if r.err != nil || !r.batch && !r.nextBatch() {
 		return 0, 0, false
 	}
+	id = r.last
 	if r.inOrder {
-		id = r.order.pop()
-	} else {
-		id = r.last
+		id = r.oldest
+		if r.oldest++; int(r.oldest) == len(r.descs) {
+			r.oldest = 0
+		}
 	}
 	if id == r.last {
 		r.batch, written = false, r.lastUsed

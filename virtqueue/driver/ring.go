@@ -33,7 +33,7 @@ type Ring struct {
 	indirect bool
 	inOrder  bool
 
-	order    fifo     // heads of the chains that are outstanding, if they return in order
+	oldest   uint16   // head of the oldest chain that is outstanding, if they return in order
 	batch    bool     // a used entry stands for more chains
 	last     uint16   // head of the last of those
 	lastUsed uint32   // and its length
@@ -70,7 +70,6 @@ func New(cfg Config) (*Ring, error) {
 		eventIdx: cfg.Features.Has(virtio.FRingEventIdx),
 		indirect: cfg.Features.Has(virtio.FRingIndirectDesc),
 		inOrder:  cfg.Features.Has(virtio.FInOrder),
-		order:    newFIFO(cfg.Size),
 		free:     make([]uint16, cfg.Size),
 		chains:   make([]chain, cfg.Size),
 		next:     make([]uint16, cfg.Size),
@@ -95,8 +94,7 @@ func (r *Ring) Attach(pos uint16) {
 		r.free[i] = uint16(i)
 	}
 	clear(r.chains)
-	r.order.reset()
-	r.batch = false
+	r.oldest, r.batch = 0, false
 	r.freeHead, r.numFree = 0, len(r.free)
 	r.avail, r.published, r.kicked = pos, pos, pos
 	r.used, r.usedIdx, r.err = pos, pos, nil
@@ -199,9 +197,6 @@ func (r *Ring) putFree(d uint16) {
 
 func (r *Ring) stage(head uint16, descs int, tail uint16) {
 	r.chains[head] = chain{descs: uint16(descs), tail: tail}
-	if r.inOrder {
-		r.order.push(head)
-	}
 	r.mem.storeAvail(r.avail, head)
 	r.avail++
 }

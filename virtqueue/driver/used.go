@@ -29,11 +29,15 @@ func (r *Ring) nextInOrder() (head uint16, written uint32, ok bool) {
 			return 0, 0, false
 		}
 	}
-	head = r.order.pop()
+	head = r.oldest
 	if head == r.last {
 		r.batch, written = false, r.lastUsed
 	}
-	r.release(head)
+	descs := r.chains[head].descs
+	r.chains[head] = chain{}
+	// The free descriptors are in the table's order as they always were, so that nothing moves.
+	r.numFree += int(descs)
+	r.oldest = (head + descs) & r.mem.mask
 	r.used++
 	return head, written, true
 }
