@@ -48,8 +48,9 @@ func TestVNResets(t *testing.T) {
 		for _, ring := range []string{"split", "packed"} {
 			t.Run(wire+", "+ring, func(t *testing.T) {
 				m := throughput(t, program, func(o *nettest.Options) { o.N, o.Wire, o.Ring, o.Reset = n, wire, ring, 1000 })
-				if m.Driver.Resets < uint64(n/1000-1) {
-					t.Errorf("%d resets", m.Driver.Resets)
+				// A turn that sees frames come back may see all that are under way.
+				if want := uint64(n/(1000+64) - 1); m.Driver.Resets < want {
+					t.Errorf("%d resets, want %d", m.Driver.Resets, want)
 				}
 			})
 		}
