@@ -47,8 +47,9 @@ type Port struct {
 	tcp       tcpSide
 	published publications
 	pings     pingState
-	gateways  []service // what listens on the gateway's addresses
-	serves    sync.WaitGroup
+	gateways  []service      // what listens on the gateway's addresses
+	serves    sync.WaitGroup // goroutines of the services
+	lingering atomic.Int64   // connections of guests to services that were closed and are not acknowledged
 
 	failed  atomic.Pointer[string] // why nothing passes any more
 	closing atomic.Bool
