@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -157,8 +156,8 @@ func (g *guest) teardown() error {
 	if p != nil {
 		errs = append(errs, p.Close())
 	}
-	if file := g.leaseFile(); file != "" && g.removed.Load() {
-		_ = os.Remove(file) // most networks have none
+	if g.removed.Load() {
+		g.forgetLeases()
 	}
 	errs = append(errs, g.closeRings(g.rings, g.removed.Load()))
 	return errors.Join(errs...)
