@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// runDirPrefix begins the names of the directories that sockets of vhostd run are in, and runLock is a file in each that is locked as long
-	// as its vhostd run lives.
+	// runDirPrefix begins the names of the directories that sockets of vhostd run are in. runLock is a file in each, locked as long as
+	// its vhostd run lives.
 	runDirPrefix = "vhostd-run-"
 	runLock      = "lock"
 )

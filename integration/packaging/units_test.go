@@ -23,13 +23,14 @@ func settings(t *testing.T, path string) map[string]string {
 	return all
 }
 
-// TestRestarts: a guest that ends the process again and again, with a defect of ours, does not end it for the others: systemd's limit of five
-// starts in ten seconds would. There is a pause between starts, and none after an exit status that another start would have too.
+// TestRestarts: a guest that ends the process again and again, with a defect of ours, does not end it for the others, as systemd's limit
+// of five starts in ten seconds would. There is a pause before each start, and no start after a status that it would end with again.
 func TestRestarts(t *testing.T) {
 	for _, unit := range []string{"vhostd.service", "vhostd@.service"} {
 		got := settings(t, "../../dist/systemd/"+unit)
 		for key, want := range map[string]string{
-			"Unit.StartLimitIntervalSec": "0", "Service.Restart": "on-failure", "Service.RestartSec": "1", "Service.RestartPreventExitStatus": "2",
+			"Unit.StartLimitIntervalSec": "0", "Service.Restart": "on-failure", "Service.RestartSec": "1",
+			"Service.RestartPreventExitStatus": "2",
 		} {
 			if got[key] != want {
 				t.Errorf("%s: %s=%q, want %q", unit, key, got[key], want)
@@ -41,7 +42,8 @@ func TestRestarts(t *testing.T) {
 // TestMaintainer: who builds packages for others says who answers for them, in the form that Debian reads.
 func TestMaintainer(t *testing.T) {
 	for _, text := range []string{"nobody", "Jo Doe", "Jo <jo>", "Jo/Doe <jo@example.org>", "Jo <jo@example.org>\nEssential: yes"} {
-		if err := dist("../..", t.TempDir(), "MAINTAINER="+text); err == nil || !strings.Contains(err.Error(), "accepted is NAME <ADDRESS>") {
+		err := dist("../..", t.TempDir(), "MAINTAINER="+text)
+		if err == nil || !strings.Contains(err.Error(), "accepted is NAME <ADDRESS>") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

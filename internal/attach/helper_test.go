@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestInterfaceAnswers: what the helper says of the interface is judged, for the namespace is somebody else's: its owner may have changed the
-// MTU, by which buffers are made, as soon as the interface is there. Descriptors of an answer that is refused are closed (TestMain).
+// TestInterfaceAnswers: what the helper says of the interface is judged, for the namespace is somebody else's: its owner may have changed
+// the MTU, by which buffers are made, as soon as the interface is there. Descriptors of an answer that is refused are closed (TestMain).
 func TestInterfaceAnswers(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer report

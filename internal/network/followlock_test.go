@@ -37,8 +37,8 @@ func (h held) Enabled(context.Context, slog.Level) bool { return true }
 
 func (h held) WithAttrs([]slog.Attr) slog.Handler { return h }
 
-// TestFollowHoldsUpNobody: while the uplink of one switch looks through its flows, which are many, other guests come and go, and the status is
-// told.
+// TestFollowHoldsUpNobody: while the uplink of one switch looks through its flows, which may be many, other guests come and go, and the
+// status is told.
 func TestFollowHoldsUpNobody(t *testing.T) {
 	const described = "switch,name=lan,uplink=user,uplink-dns=off,uplink-ipv6=off,uplink-host-loopback=on"
 	s, rig := newSwitches(t)

@@ -322,8 +322,8 @@ func (c *conn) finished(up bool) {
 	}
 }
 
-// acknowledged ends a connection of which both directions have ended when the guest has everything. Until then it counts as the flow that it
-// is, and its buffers as granted: a guest that never acknowledges what waits for it would otherwise have more and more of it wait.
+// acknowledged ends a connection of which both directions have ended when the guest has everything. Until then it counts as the flow that
+// it is, and its buffers as granted: a guest that never acknowledges what waits for it would otherwise have more and more of it wait.
 func (c *conn) acknowledged() {
 	c.mu.Lock()
 	parted := c.parted
