@@ -77,8 +77,13 @@ func newGuest(d *Daemon, spec config.GuestSpec, from Source) *guest {
 // start makes port, device and socket, in this order: the socket last, so that a front-end never
 // meets a guest that is not complete.
 func (g *guest) start() error {
+	batch := fairBatch(g.daemon.opts.Arena.Bytes(), g.spec.QueuePairs)
+	if batch > 0 {
+		g.log.Warn("the guest receives fewer frames at a time: its queue pairs could keep more than a third of the arena from others",
+			"frames", batch, "queue-pairs", g.spec.QueuePairs, "arena", g.daemon.opts.Arena.Bytes())
+	}
 	p, err := g.spec.Network.Open(network.Options{Name: g.spec.Name, QueuePairs: g.spec.QueuePairs, Switches: g.daemon.switches,
-		LeaseFile: g.leaseFile(), Logger: g.log})
+		LeaseFile: g.leaseFile(), Batch: batch, Logger: g.log})
 	if err != nil {
 		return err
 	}

@@ -36,6 +36,7 @@ type Options struct {
 	QueuePairs int
 	Switches   *Switches // of the process; needed by switches only
 	LeaseFile  string    // keeps the leases of a user network over a restart; empty: nothing does
+	Batch      int       // largest number of frames that a queue receives at a time; 0: no matter
 	Logger     *slog.Logger
 }
 

@@ -7,9 +7,13 @@ import (
 	"time"
 
 	"github.com/vhostd/vhostd/port"
+	"github.com/vhostd/vhostd/port/internal/waiting"
 )
 
 const kind = "switch"
+
+// Budget bounds the memory of waiting frames.
+type Budget = waiting.Budget
 
 // Bounds and defaults of [Options] and [PortOptions].
 const (
@@ -30,7 +34,7 @@ type Options struct {
 	Name string
 	// Ageing is how long a station is known that sends nothing; 0 means DefaultAgeing.
 	Ageing time.Duration
-	// Budget bounds the memory of waiting frames together with that of other switches; nil means a budget of its own.
+	// Budget bounds the memory of waiting frames together with that of other networks; nil means a budget of its own.
 	Budget *Budget
 }
 
