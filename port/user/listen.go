@@ -119,7 +119,7 @@ func (c *serviceConn) end() {
 		defer c.port.contain()
 		defer c.reset(count)
 		defer c.waits.EventUnregister(&entry)
-		late := time.NewTimer(lingerTime)
+		late := time.NewTimer(c.port.lingerTime)
 		defer late.Stop()
 		select {
 		case <-told:

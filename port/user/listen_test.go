@@ -35,6 +35,7 @@ func (s answerAll) ServeDNS(conn net.PacketConn, l net.Listener) {
 func TestServiceConnectionsLinger(t *testing.T) {
 	answer := make([]byte, 48<<10)
 	p := newPort(t, Options{Hooks: Hooks{DNS: answerAll{answer}}})
+	p.lingerTime = time.Hour // on a busy machine the test takes longer than a guest may
 	g := newGuest(t, p)
 	window := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: 16 << 10, Max: 16 << 10}
 	if err := g.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &window); err != nil {

@@ -51,6 +51,8 @@ type Port struct {
 	serves    sync.WaitGroup // goroutines of the services
 	lingering atomic.Int64   // connections of guests to services that were closed and are not acknowledged
 
+	lingerTime time.Duration // as the constant, but for tests
+
 	failed  atomic.Pointer[string] // why nothing passes any more
 	closing atomic.Bool
 	begun   chan struct{} // closed when the start has ended
@@ -70,7 +72,8 @@ func New(opts Options) (*Port, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Port{opts: opts, begun: make(chan struct{}), down: make(chan struct{}), limit: ratelog.New(opts.Logger.Handler())}
+	p := &Port{opts: opts, begun: make(chan struct{}), down: make(chan struct{}), limit: ratelog.New(opts.Logger.Handler()),
+		lingerTime: lingerTime}
 	p.log = slog.New(p.limit)
 	p.mtu.Store(int32(opts.MTU))
 	p.serving.Store(new([]*queue))
