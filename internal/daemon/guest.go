@@ -83,7 +83,7 @@ func (g *guest) start() error {
 			"frames", batch, "queue-pairs", g.spec.QueuePairs, "arena", g.daemon.opts.Arena.Bytes())
 	}
 	p, err := g.spec.Network.Open(network.Options{Name: g.spec.Name, QueuePairs: g.spec.QueuePairs, Switches: g.daemon.switches,
-		LeaseFile: g.leaseFile(), Batch: batch, Logger: g.log})
+		Echoes: &g.daemon.echoes, LeaseFile: g.leaseFile(), Batch: batch, Logger: g.log})
 	if err != nil {
 		return err
 	}

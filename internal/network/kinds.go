@@ -39,9 +39,7 @@ func parseEcho(s *netspec.Spec) (opener, error) {
 	}
 	return openFunc(func(with Options) (port.Port, error) {
 		o := o
-		if with.Switches != nil {
-			o.Budget = &with.Switches.budget
-		}
+		o.Budget = with.Echoes
 		return echo.New(o)
 	}), o.Validate()
 }

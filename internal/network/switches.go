@@ -26,7 +26,7 @@ import (
 // long as the switch. Methods are safe for concurrent use.
 type Switches struct {
 	opts   SwitchOptions
-	budget vswitch.Budget // of frames that wait in switches, and in other networks of the process that keep frames
+	budget vswitch.Budget
 
 	following sync.Mutex // held while an uplink follows another description, and taken before mu
 

@@ -36,12 +36,15 @@ type Options struct {
 	// backlog is back-pressure, no frame is lost. What all queues of the network hold together is bounded as well, by the memory
 	// of one full backlog of the largest frames and by Budget.
 	Backlog int
-	// Budget bounds the memory of waiting frames together with that of other networks; nil means a budget of its own.
+	// Budget bounds the memory of waiting frames together with that of other echo networks; nil means a budget of its own.
 	Budget *Budget
 }
 
 // Budget bounds the memory of waiting frames.
 type Budget = waiting.Budget
+
+// budgetShare is the part of the arena that waiting frames may occupy. One network gets half of that.
+const budgetShare = 2
 
 // budget is the cost that a network's queues may hold together, if others leave it that much.
 func (o Options) budget() int64 { return int64(o.Backlog) * (virtio.MaxFrame + waiting.FrameCost) }
@@ -93,7 +96,7 @@ func (*Port) Configure(acked virtio.Features) error {
 // OpenQueue implements [port.Port].
 func (p *Port) OpenQueue(i int, r port.Resources) (port.Queue, error) {
 	q, err := p.queues.Open(i, func() (port.Queue, error) {
-		p.account.Budget.LimitTo(r.Arena)
+		p.account.Budget.LimitTo(r.Arena.Bytes() / budgetShare)
 		return &queue{
 			ring: make([]packet.Packet, p.opts.Backlog), swap: p.opts.Swap,
 			arena: r.Arena, owner: r.Owner, port: p, index: i,

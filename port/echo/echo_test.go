@@ -178,7 +178,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestSharedBudget: networks that share a budget hold no more than a quarter of the arena together, whatever their backlogs. Who takes all
+// TestSharedBudget: networks that share a budget hold no more than their share of the arena together, whatever their backlogs. Who takes all
 // that he can get leaves as much, and there is room for one that wants little.
 func TestSharedBudget(t *testing.T) {
 	rig, budget := porttest.NewRig(t), &Budget{}
@@ -193,7 +193,7 @@ func TestSharedBudget(t *testing.T) {
 			n++
 		}
 	}
-	limit := int64(rig.Arena.Bytes() / 4)
+	limit := int64(rig.Arena.Bytes() / budgetShare)
 	for i := range 6 {
 		p := newPort(t, Options{Backlog: 4096, Budget: budget})
 		n := fill(p)

@@ -15,6 +15,9 @@ const kind = "switch"
 // Budget bounds the memory of waiting frames.
 type Budget = waiting.Budget
 
+// budgetShare is the part of the arena that waiting frames may occupy: the rest is for frames on the move.
+const budgetShare = 4
+
 // Bounds and defaults of [Options] and [PortOptions].
 const (
 	// DefaultAgeing is the recommended value of IEEE 802.1Q, table 8-4.
@@ -34,7 +37,7 @@ type Options struct {
 	Name string
 	// Ageing is how long a station is known that sends nothing; 0 means DefaultAgeing.
 	Ageing time.Duration
-	// Budget bounds the memory of waiting frames together with that of other networks; nil means a budget of its own.
+	// Budget bounds the memory of waiting frames together with that of other switches; nil means a budget of its own.
 	Budget *Budget
 }
 

@@ -9,22 +9,16 @@ import (
 	"github.com/vhostd/vhostd/virtio"
 )
 
-// share is the part of the arena that waiting frames may occupy: the rest is for frames on the move.
-const share = 4
-
 // Budget bounds the memory of the frames that wait for their receivers, in all networks that share it. A port may hold as much as is
 // free: a single guest that does not read gets half, the next one half of the rest, and there is always room for those that do read.
-// (Dynamic thresholds, Choudhury and Hahne 1998.) The zero value is ready; the arena of the first queue sets the limit. It is safe for
-// concurrent use.
+// (Dynamic thresholds, Choudhury and Hahne 1998.) The zero value is ready; the first queue sets the limit. It is safe for concurrent use.
 type Budget struct {
 	limit atomic.Int64
 	held  atomic.Int64
 }
 
-// LimitTo sets the limit to the arena's share, unless there is one.
-func (b *Budget) LimitTo(a *pagemem.Arena) {
-	b.limit.CompareAndSwap(0, int64(a.Bytes()/share))
-}
+// LimitTo sets the limit in bytes, unless there is one.
+func (b *Budget) LimitTo(n uint64) { b.limit.CompareAndSwap(0, int64(n)) }
 
 // SetLimit sets the limit in bytes.
 func (b *Budget) SetLimit(n int64) { b.limit.Store(n) }
