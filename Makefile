@@ -17,7 +17,7 @@ build: ## vhostd, in bin/
 demo: setup build ## a Linux guest boots behind the user network, fetches a page, is reached from outside; under three minutes
 	@echo "building the demo"; CGO_ENABLED=0 VHOSTD_BINARY=bin/vhostd go run -trimpath ./integration/demo
 
-dist: ## Debian packages and archives for amd64 and arm64, in build/dist/; VERSION= instead of what git says
+dist: ## Debian packages and archives for amd64 and arm64, in build/dist/; VERSION= instead of what git says, MAINTAINER= of the packages
 	@scripts/dist.sh
 
 test: ## everything that CI runs; under 25 minutes on two cores

@@ -4,8 +4,8 @@
 #
 #   scripts/dist.sh [-o DIR] [ARCH…]      DIR is build/dist, ARCH amd64 and arm64, by their names in Debian and Go alike
 #
-# VERSION and SOURCE_DATE_EPOCH (seconds) stand for what git says; without a repository they must be given. DEB_COMPRESSION=none saves
-# the time that xz takes.
+# VERSION and SOURCE_DATE_EPOCH (seconds) stand for what git says; without a repository they must be given. MAINTAINER is who answers for the
+# packages, "NAME <ADDRESS>": who gives them to others says so. DEB_COMPRESSION=none saves the time that xz takes.
 set -euo pipefail
 umask 022
 export LC_ALL=C TZ=UTC
@@ -43,6 +43,10 @@ version=${VERSION:-$(described)} || die "no version: set VERSION, or build in th
 [[ $version =~ ^[0-9][0-9A-Za-z.+~]*$ ]] || die "version \"$version\": accepted are a digit and then letters, digits and .+~"
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 [[ $SOURCE_DATE_EPOCH =~ ^[0-9]+$ ]] || die "SOURCE_DATE_EPOCH \"$SOURCE_DATE_EPOCH\": accepted are seconds since 1970"
+
+maintainer=${MAINTAINER:-vhostd maintainers <vhostd@users.noreply.github.com>}
+word='[^[:cntrl:]<>@/&\]' # of it sed and Debian take every character as it is
+[[ $maintainer =~ ^$word+' <'$word+@$word+'>'$ ]] || die "MAINTAINER \"$maintainer\": accepted is NAME <ADDRESS>"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -126,7 +130,7 @@ tree() { # ARCH ROOT
 	squeeze "$from/THIRD-PARTY-NOTICES" "$doc/third-party-notices.gz"
 	squeeze "$from/CHANGELOG.md" "$doc/changelog.gz"
 	printf 'vhostd (%s-1) unstable; urgency=medium\n\n  * What is new: changelog.gz beside this file.\n\n -- %s  %s\n' "$version" \
-		"$(sed -n 's/^Maintainer: //p' dist/deb/control.in)" "$(date -R -d "@$SOURCE_DATE_EPOCH")" >"$work/changelog"
+		"$maintainer" "$(date -R -d "@$SOURCE_DATE_EPOCH")" >"$work/changelog"
 	squeeze "$work/changelog" "$doc/changelog.Debian.gz"
 	put 644 dist/deb/lintian-overrides "$2/usr/share/lintian/overrides/vhostd"
 }
@@ -136,7 +140,7 @@ package() { # ARCH
 	tree "$1" "$root"
 	install -d "$root/DEBIAN"
 	(cd "$root" && find etc usr -type f | sort | xargs md5sum) >"$work/md5sums"
-	sed -e "s/@VERSION@/$version-1/" -e "s/@ARCH@/$1/" -e "s/@SIZE@/$(du -k -s --apparent-size --exclude=DEBIAN "$root" | cut -f1)/" \
+	sed -e "s/@VERSION@/$version-1/" -e "s/@ARCH@/$1/" -e "s/@MAINTAINER@/$maintainer/" -e "s/@SIZE@/$(du -k -s --apparent-size --exclude=DEBIAN "$root" | cut -f1)/" \
 		dist/deb/control.in >"$work/control"
 	put 644 "$work/control" "$root/DEBIAN/control"
 	put 644 "$work/md5sums" "$root/DEBIAN/md5sums"

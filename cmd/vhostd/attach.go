@@ -168,7 +168,7 @@ func (a *attachFlags) run(out io.Writer) error {
 		notify(a.opts.Logger, sd.SdNotifyReady)
 	}
 	// A worker keeps a thread for each pair; two more run control and the collector.
-	runtime.GOMAXPROCS(max(a.opts.QueuePairs, 1) + 2)
+	runtime.GOMAXPROCS(min(max(a.opts.QueuePairs, 1), attach.MaxQueuePairs) + 2) // the number is judged later
 	counters, err := attach.Run(ctx, a.opts)
 	var refused *attach.OptionError
 	if errors.As(err, &refused) {

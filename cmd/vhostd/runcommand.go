@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 
@@ -25,8 +24,8 @@ Everything of the command line stays as it is. Added are
            netdev=vhostd0 takes the place of the last one
 An option that cannot stay, such as memory that is not shared, is refused with what to write instead.
 
-The socket is in a directory that nobody else may enter and that goes at the end, unless --socket names
-one. A back-end that dies is started again and the guest has its network back within a second or two; one
+The socket is in a directory that nobody else may enter and that goes at the end, or with the next start
+after a kill -9, unless --socket names one. A back-end that dies is started again and the guest has its network back within a second or two; one
 that dies again and again ends QEMU too. vhostd serve is confined as always (--sandbox), QEMU is
 not. Without --log-level only warnings are logged.`
 
@@ -80,12 +79,12 @@ func (s *serveFlags) runQEMU(words []string) (err error) {
 		return fmt.Errorf("run: %w", err)
 	}
 	if s.guest.Socket == "" {
-		dir, err := privateDir()
+		dir, err := makeRunDir()
 		if err != nil {
-			return failure{err}
+			return failure{fmt.Errorf("run: a directory for the socket: %w", err)}
 		}
-		defer os.RemoveAll(dir)
-		s.guest.Socket = filepath.Join(dir, "vm.sock")
+		defer func() { _ = dir.remove() }() // what stays is removed by the next start
+		s.guest.Socket = filepath.Join(dir.path, "vm.sock")
 	}
 	device, err := s.device(command.CPUs())
 	if err != nil {
@@ -96,14 +95,6 @@ func (s *serveFlags) runQEMU(words []string) (err error) {
 		return err
 	}
 	return runBoth(append([]string{"serve"}, s.given()...), words)
-}
-
-// privateDir makes a directory for the socket. The user's runtime directory is a tmpfs that goes with the session.
-func privateDir() (string, error) {
-	if dir, err := os.MkdirTemp(os.Getenv("XDG_RUNTIME_DIR"), "vhostd-run-"); err == nil {
-		return dir, nil
-	}
-	return os.MkdirTemp("/tmp", "vhostd-run-")
 }
 
 // given are the flags for a vhostd serve of the same guest.

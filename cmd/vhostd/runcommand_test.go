@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -148,6 +149,64 @@ func TestRunKilled(t *testing.T) {
 	p.signal(syscall.SIGKILL)
 	p.exit()
 	wantEnded(t, children...)
+}
+
+// TestRunClearsUp: the directory of one that was killed goes with the next start, those of others that run stay, and so does what only looks
+// like one.
+func TestRunClearsUp(t *testing.T) {
+	alive := startRun(t, waiting)
+	alive.ready()
+	parent := os.Getenv("XDG_RUNTIME_DIR")
+	dirs := func() []string {
+		list, err := filepath.Glob(filepath.Join(parent, runDirPrefix+"*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	kept := dirs()
+	killed := start(t, "run", "--network", "echo", "sh", "-c", waiting, "qemu", "-m", "256")
+	killed.ready()
+	children := childrenOf(t, killed.cmd.Process.Pid)
+	killed.signal(syscall.SIGKILL)
+	killed.exit()
+	wantEnded(t, children...)
+	if got := dirs(); len(kept) != 1 || len(got) != 2 {
+		t.Fatalf("directories %v, then %v, want one and then two", kept, got)
+	}
+	// Without a lock, with a lock that is a link, and open to others.
+	elsewhere := filepath.Join(parent, "elsewhere")
+	for i, mode := range []os.FileMode{0o700, 0o700, 0o755} {
+		dir := filepath.Join(parent, runDirPrefix+strconv.Itoa(i))
+		err := os.Mkdir(dir, mode)
+		if err == nil && i > 0 {
+			err = os.WriteFile(elsewhere, nil, 0o600)
+		}
+		switch {
+		case err != nil:
+		case i == 1:
+			err = os.Symlink(elsewhere, filepath.Join(dir, runLock))
+		case i == 2:
+			err = os.WriteFile(filepath.Join(dir, runLock), nil, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept = append(kept, dir)
+	}
+	p := start(t, "run", "--network", "echo", "sh", "-c", "echo; exit 0", "qemu", "-m", "256")
+	p.ready()
+	if code := p.exit(); code != 0 {
+		t.Errorf("exit status %d, stderr %q", code, p.stderr)
+	}
+	got := dirs()
+	slices.Sort(got)
+	slices.Sort(kept)
+	if !slices.Equal(got, kept) {
+		t.Errorf("left are %v, want %v", got, kept)
+	}
+	alive.signal(syscall.SIGTERM)
+	alive.exit()
 }
 
 // TestRunRestarts: a back-end that dies is started again on the same socket; one that dies all the time ends everything.

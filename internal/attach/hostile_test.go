@@ -15,6 +15,7 @@ import (
 	"github.com/vhostd/vhostd/vhostuser"
 	"github.com/vhostd/vhostd/vhostuser/frontend"
 	"github.com/vhostd/vhostd/virtio"
+	"github.com/vhostd/vhostd/worker"
 )
 
 // TestHostileRings: whatever a back-end writes into the rings ends the connection with a reason that names it.
@@ -48,6 +49,26 @@ func TestHostileRings(t *testing.T) {
 			case err := <-a.ended:
 				if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), f.path) {
 					t.Errorf("%v, want the socket and %q", err, c.want)
+				}
+			case <-time.After(patience):
+				t.Error("the session goes on")
+			}
+		})
+	}
+}
+
+// TestErrorsWherePolled: workers that poll look at no descriptors, so that somebody else has to look at the err eventfds.
+func TestErrorsWherePolled(t *testing.T) {
+	for i, which := range []string{"receiveq", "transmitq"} {
+		t.Run(which, func(t *testing.T) {
+			f := newFake(t)
+			f.listen()
+			a := f.attach(func(o *Options) { o.Wake = worker.Poll })
+			ringBell(f.rings[i].fail)
+			select {
+			case err := <-a.ended:
+				if err == nil || !strings.Contains(err.Error(), "queue pair 0: the back-end calls a ring broken") {
+					t.Errorf("%v", err)
 				}
 			case <-time.After(patience):
 				t.Error("the session goes on")

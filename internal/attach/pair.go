@@ -152,12 +152,14 @@ func (p *pair) Notify(e worker.Event) {
 	case txCalled:
 		p.tx.count.calls.Add(1)
 	case ringFailed:
-		p.fail(errors.New("the back-end calls a ring broken (err eventfd)"))
+		p.fail(errCalledBroken)
 	}
 }
 
 // Fault implements [worker.Task]: the memory's file is sealed, so that a fault is a defect.
 func (p *pair) Fault(uintptr) bool { return false }
+
+var errCalledBroken = errors.New("the back-end calls a ring broken (err eventfd)")
 
 func (p *pair) fail(err error) {
 	if !p.broken {

@@ -14,6 +14,7 @@ import (
 	"github.com/vhostd/vhostd/vhostuser"
 	"github.com/vhostd/vhostd/vhostuser/frontend"
 	"github.com/vhostd/vhostd/virtio"
+	"github.com/vhostd/vhostd/worker"
 )
 
 const (
@@ -253,22 +254,46 @@ func (s *session) enable() error {
 	return nil
 }
 
+// errorsEvery is how often the err eventfds are looked at where the workers poll, which do not look at descriptors.
+const errorsEvery = time.Second
+
 // wait returns when the connection or a ring cannot be used any more, and why, or nil when ctx is done.
 func (s *session) wait(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- s.conn.AwaitEnd(ctx) }()
-	select {
-	case err := <-s.failure.ch:
-		cancel()
-		<-ended
-		return fmt.Errorf("%s: %w", s.opts.Socket, err)
-	case err := <-ended:
-		cancel()
-		if err != nil {
-			return fmt.Errorf("%s: %w", s.opts.Socket, explainPeer(err))
+	var look <-chan time.Time
+	if s.opts.Wake == worker.Poll {
+		ticker := time.NewTicker(errorsEvery)
+		defer ticker.Stop()
+		look = ticker.C
+	}
+	for {
+		select {
+		case <-look:
+			s.lookForErrors()
+		case err := <-s.failure.ch:
+			cancel()
+			<-ended
+			return fmt.Errorf("%s: %w", s.opts.Socket, err)
+		case err := <-ended:
+			cancel()
+			if err != nil {
+				return fmt.Errorf("%s: %w", s.opts.Socket, explainPeer(err))
+			}
+			return nil
 		}
-		return nil
+	}
+}
+
+// lookForErrors tells of the first ring that the back-end calls broken.
+func (s *session) lookForErrors() {
+	for i, p := range s.running {
+		fds := []unix.PollFd{{Fd: int32(p.rx.fail), Events: unix.POLLIN}, {Fd: int32(p.tx.fail), Events: unix.POLLIN}}
+		if n, err := unix.Poll(fds, 0); err == nil && n > 0 {
+			s.failure.tell(fmt.Errorf("queue pair %d: %w", i, errCalledBroken))
+			return
+		}
 	}
 }
 

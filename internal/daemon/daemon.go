@@ -47,6 +47,7 @@ type Daemon struct {
 	opts     Options
 	log      *slog.Logger
 	switches *network.Switches
+	echoes   network.EchoBudget
 	budget   *pool.Budget // of what the guests' allocators keep ready
 	started  time.Time
 	monitor  chan struct{} // closed to end the monitor

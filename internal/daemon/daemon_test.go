@@ -54,6 +54,12 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
+	return newRigIn(t, "")
+}
+
+// newRigIn is newRig with a state directory.
+func newRigIn(t *testing.T, state string) *rig {
+	t.Helper()
 	r := &rig{t: t, log: &journal{}, dir: t.TempDir()}
 	var err error
 	if r.arena, err = pagemem.NewArena(pagemem.Config{Bytes: 64 << 20, Name: "test"}); err != nil {
@@ -64,7 +70,7 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.daemon = New(Options{Arena: r.arena, Workers: []*worker.Loop{w}, Logger: logger})
+	r.daemon = New(Options{Arena: r.arena, Workers: []*worker.Loop{w}, Logger: logger, Rings: RingState{Dir: state}})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,8 +77,13 @@ func newGuest(d *Daemon, spec config.GuestSpec, from Source) *guest {
 // start makes port, device and socket, in this order: the socket last, so that a front-end never
 // meets a guest that is not complete.
 func (g *guest) start() error {
+	batch := fairBatch(g.daemon.opts.Arena.Bytes(), g.spec.QueuePairs)
+	if batch > 0 {
+		g.log.Warn("the guest receives fewer frames at a time: its queue pairs could keep more than a third of the arena from others",
+			"frames", batch, "queue-pairs", g.spec.QueuePairs, "arena", g.daemon.opts.Arena.Bytes())
+	}
 	p, err := g.spec.Network.Open(network.Options{Name: g.spec.Name, QueuePairs: g.spec.QueuePairs, Switches: g.daemon.switches,
-		LeaseFile: g.leaseFile(), Logger: g.log})
+		Echoes: &g.daemon.echoes, LeaseFile: g.leaseFile(), Batch: batch, Logger: g.log})
 	if err != nil {
 		return err
 	}
@@ -157,8 +161,8 @@ func (g *guest) teardown() error {
 	if p != nil {
 		errs = append(errs, p.Close())
 	}
-	if file := g.leaseFile(); file != "" && g.removed.Load() {
-		_ = os.Remove(file) // most networks have none
+	if g.removed.Load() {
+		g.forgetLeases()
 	}
 	errs = append(errs, g.closeRings(g.rings, g.removed.Load()))
 	return errors.Join(errs...)

@@ -62,6 +62,16 @@ func (g *guest) leaseFile() string {
 	return ""
 }
 
+// forgetLeases removes the leases of a guest that does not come back, and those of its switch with the last guest. The network is closed.
+func (g *guest) forgetLeases() {
+	if file := g.leaseFile(); file != "" {
+		_ = os.Remove(file) // most networks have none
+	}
+	if name := g.net().Switch(); name != "" {
+		g.daemon.switches.Forget(name)
+	}
+}
+
 // closeRings ends the use of the ring state; removed says that the guest does not come back.
 func (g *guest) closeRings(s *ringstate.Store, removed bool) error {
 	if s == nil {

@@ -110,12 +110,16 @@ type edged struct {
 	opts  edge.Options
 }
 
-// wrap puts the edge around a port, or returns the port if there is none.
+// wrap puts the edge around a port, or returns the port if there is none and frames at a time are not limited.
 func (e *edgeSpec) wrap(inner port.Port, with Options) (port.Port, error) {
 	if e.none() {
-		return inner, nil
+		if with.Batch == 0 {
+			return inner, nil
+		}
+		opts := edge.Options{Batch: with.Batch}
+		return &edged{Port: edge.Wrap(inner, opts), inner: inner, opts: opts}, nil
 	}
-	opts := edge.Options{ToGuest: ratelimit.New(e.in), FromGuest: ratelimit.New(e.out)}
+	opts := edge.Options{ToGuest: ratelimit.New(e.in), FromGuest: ratelimit.New(e.out), Batch: with.Batch}
 	var err error
 	if opts.Guard, err = edge.NewGuard(e.source); err != nil {
 		return nil, errors.Join(err, inner.Close())
@@ -132,6 +136,9 @@ func (e *edgeSpec) wrap(inner port.Port, with Options) (port.Port, error) {
 
 // follow changes what a running edge can: from the next batch on.
 func (e *edged) follow(to *edgeSpec) error {
+	if e.opts.Guard == nil {
+		return nil // it limits frames at a time, and nothing else
+	}
 	if err := e.opts.Guard.Set(to.source); err != nil {
 		return err
 	}

@@ -37,7 +37,11 @@ func parseEcho(s *netspec.Spec) (opener, error) {
 		Swap:    s.Bool("swap", true),
 		Backlog: s.Int("backlog", echo.DefaultBacklog, 1, echo.MaxBacklog),
 	}
-	return openFunc(func(Options) (port.Port, error) { return echo.New(o) }), o.Validate()
+	return openFunc(func(with Options) (port.Port, error) {
+		o := o
+		o.Budget = with.Echoes
+		return echo.New(o)
+	}), o.Validate()
 }
 
 func parseSource(s *netspec.Spec) (opener, error) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/vhostd/vhostd/internal/netspec"
 	"github.com/vhostd/vhostd/port"
+	"github.com/vhostd/vhostd/port/echo"
 )
 
 // Network is a description that was judged; opening it makes the port.
@@ -30,12 +31,17 @@ type openFunc func(Options) (port.Port, error)
 
 func (f openFunc) open(o Options) (port.Port, error) { return f(o) }
 
+// EchoBudget bounds the memory of frames that wait in echo networks.
+type EchoBudget = echo.Budget
+
 // Options are what the guest adds to the description.
 type Options struct {
 	Name       string // the guest's, or the switch's if the network is its uplink
 	QueuePairs int
-	Switches   *Switches // of the process; needed by switches only
-	LeaseFile  string    // keeps the leases of a user network over a restart; empty: nothing does
+	Switches   *Switches   // of the process; needed by switches only
+	Echoes     *EchoBudget // of the process's echo networks; nil: each has its own
+	LeaseFile  string      // keeps the leases of a user network over a restart; empty: nothing does
+	Batch      int         // largest number of frames that a queue receives at a time; 0: no matter
 	Logger     *slog.Logger
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -171,10 +172,7 @@ func (s *Switches) join(spec *switchSpec) (port.Port, error) {
 
 // attach makes the uplink.
 func (s *Switches) attach(g *segment, spec *switchSpec) error {
-	with := Options{Name: g.name, QueuePairs: spec.pairs, Logger: s.opts.Logger.With("switch", g.name)}
-	if s.opts.StateDir != "" {
-		with.LeaseFile = filepath.Join(s.opts.StateDir, g.name+".switch-leases") // a guest may have the switch's name
-	}
+	with := Options{Name: g.name, QueuePairs: spec.pairs, LeaseFile: s.leaseFile(g.name), Logger: s.opts.Logger.With("switch", g.name)}
 	outside, err := spec.openUplink.open(with)
 	if err != nil {
 		return fmt.Errorf("uplink: %w", err)
@@ -192,6 +190,24 @@ func (s *Switches) attach(g *segment, spec *switchSpec) error {
 	s.uplinks++
 	g.said.uplink, g.said.openUplink, g.outside, g.inside, g.cable = spec.uplink, spec.openUplink, outside, inside, cable
 	return nil
+}
+
+// leaseFile is where the leases of a switch's uplink are kept, empty if nowhere.
+func (s *Switches) leaseFile(name string) string {
+	if s.opts.StateDir == "" {
+		return ""
+	}
+	return filepath.Join(s.opts.StateDir, name+".switch-leases") // a guest may have the switch's name
+}
+
+// Forget removes what is kept over a restart of a switch that is gone, because its last guest was removed. One that is there, maybe again,
+// is left alone.
+func (s *Switches) Forget(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if file := s.leaseFile(name); file != "" && s.byName[name] == nil {
+		_ = os.Remove(file) // most switches have none
+	}
 }
 
 // leave takes one guest off the switch; with the last one the switch goes.

@@ -3,6 +3,7 @@
 package echo
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"sync/atomic"
@@ -10,6 +11,7 @@ import (
 	"github.com/vhostd/vhostd/packet"
 	"github.com/vhostd/vhostd/pagemem"
 	"github.com/vhostd/vhostd/port"
+	"github.com/vhostd/vhostd/port/internal/waiting"
 	"github.com/vhostd/vhostd/virtio"
 )
 
@@ -32,18 +34,20 @@ type Options struct {
 	Swap bool
 	// Backlog is how many frames a queue holds while the guest has no receive buffers; 0 means DefaultBacklog. A full
 	// backlog is back-pressure, no frame is lost. What all queues of the network hold together is bounded as well, by the memory
-	// of one full backlog of the largest frames.
+	// of one full backlog of the largest frames and by Budget.
 	Backlog int
+	// Budget bounds the memory of waiting frames together with that of other echo networks; nil means a budget of its own.
+	Budget *Budget
 }
 
-// A frame counts, besides its bytes, with the memory that it may keep from being used: the compound page that it shares with
-// frames which are gone.
-const frameCost = pagemem.ChunkSize
+// Budget bounds the memory of waiting frames.
+type Budget = waiting.Budget
 
-func costOf(p *packet.Packet) int64 { return int64(p.Len) + frameCost }
+// budgetShare is the part of the arena that waiting frames may occupy. One network gets half of that.
+const budgetShare = 2
 
-// budget is the cost that a network's queues may hold together.
-func (o Options) budget() int64 { return int64(o.Backlog) * (virtio.MaxFrame + frameCost) }
+// budget is the cost that a network's queues may hold together, if others leave it that much.
+func (o Options) budget() int64 { return int64(o.Backlog) * (virtio.MaxFrame + waiting.FrameCost) }
 
 // Validate returns a [port.OptionError] for the first option with a value that is not accepted.
 func (o Options) Validate() error {
@@ -56,9 +60,9 @@ func (o Options) Validate() error {
 
 // Port returns frames. It implements [port.Port].
 type Port struct {
-	opts   Options
-	queues port.QueueSet
-	held   atomic.Int64 // cost of the frames in all queues
+	opts    Options
+	queues  port.QueueSet
+	account waiting.Account // of the frames in all queues
 }
 
 // New makes a network that returns frames.
@@ -69,7 +73,7 @@ func New(opts Options) (*Port, error) {
 	if opts.Backlog == 0 {
 		opts.Backlog = DefaultBacklog
 	}
-	return &Port{opts: opts}, nil
+	return &Port{opts: opts, account: waiting.Account{Budget: cmp.Or(opts.Budget, new(Budget))}}, nil
 }
 
 // Kind is "echo".
@@ -92,6 +96,7 @@ func (*Port) Configure(acked virtio.Features) error {
 // OpenQueue implements [port.Port].
 func (p *Port) OpenQueue(i int, r port.Resources) (port.Queue, error) {
 	q, err := p.queues.Open(i, func() (port.Queue, error) {
+		p.account.Budget.LimitTo(r.Arena.Bytes() / budgetShare)
 		return &queue{
 			ring: make([]packet.Packet, p.opts.Backlog), swap: p.opts.Swap,
 			arena: r.Arena, owner: r.Owner, port: p, index: i,
@@ -123,7 +128,7 @@ type queue struct {
 
 	tooShort atomic.Uint64
 	port     *Port
-	cost     int64 // of the frames in ring, part of port.held
+	cost     int64 // of the frames in ring, part of port.account
 	index    int
 	closed   bool
 }
@@ -136,7 +141,7 @@ const (
 
 func (q *queue) Send(pkts []packet.Packet) (n int) {
 	// An empty queue takes one frame in any case, so that none waits for the others.
-	room := q.port.opts.budget() - q.port.held.Load()
+	room := min(q.port.opts.budget()-q.port.account.Held(), q.port.account.Room())
 	before := q.cost
 	for n < len(pkts) && q.count < len(q.ring) && (q.cost-before < room || q.count == 0) {
 		p := &pkts[n]
@@ -153,11 +158,11 @@ func (q *queue) Send(pkts []packet.Packet) (n int) {
 		if at >= len(q.ring) {
 			at -= len(q.ring)
 		}
-		q.cost += costOf(p)
+		q.cost += waiting.CostOf(p)
 		p.MoveTo(&q.ring[at])
 		q.count++
 	}
-	q.port.held.Add(q.cost - before)
+	q.port.account.Charge(q.cost - before)
 	return n
 }
 
@@ -170,7 +175,7 @@ func (q *queue) Recv(pkts []packet.Packet) (n int) {
 	for n < want {
 		run := q.ring[q.head:min(q.head+want-n, len(q.ring))]
 		for i := range run {
-			q.cost -= costOf(&run[i])
+			q.cost -= waiting.CostOf(&run[i])
 			run[i].MoveTo(&pkts[n])
 			n++
 		}
@@ -178,7 +183,7 @@ func (q *queue) Recv(pkts []packet.Packet) (n int) {
 			q.head = 0
 		}
 	}
-	q.port.held.Add(q.cost - before)
+	q.port.account.Charge(q.cost - before)
 	q.count -= n
 	if q.count == 0 {
 		q.head = 0 // a queue that keeps up uses the same few slots, which stay in the cache
@@ -200,7 +205,7 @@ func (q *queue) Close() error {
 	}
 	q.closed = true
 	packet.Release(q.arena, q.ring, q.owner)
-	q.port.held.Add(-q.cost)
+	q.port.account.Charge(-q.cost)
 	q.head, q.count, q.cost = 0, 0, 0
 	q.port.queues.Remove(q.index)
 	return nil

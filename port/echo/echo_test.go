@@ -10,6 +10,7 @@ import (
 	"github.com/vhostd/vhostd/internal/testmain"
 	"github.com/vhostd/vhostd/packet"
 	"github.com/vhostd/vhostd/port"
+	"github.com/vhostd/vhostd/port/internal/waiting"
 	"github.com/vhostd/vhostd/port/porttest"
 	"github.com/vhostd/vhostd/virtio"
 )
@@ -172,7 +173,37 @@ func TestBudget(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if held := p.held.Load(); held != 0 {
+	if held := p.account.Held(); held != 0 {
 		t.Errorf("closed queues hold %d", held)
+	}
+}
+
+// TestSharedBudget: networks that share a budget hold no more than their share of the arena together, whatever their backlogs. Who takes all
+// that he can get leaves as much, and there is room for one that wants little.
+func TestSharedBudget(t *testing.T) {
+	rig, budget := porttest.NewRig(t), &Budget{}
+	fill := func(p *Port) (n int) {
+		q := rig.Open(t, p, 0)
+		for {
+			pkts := []packet.Packet{rig.Packet(t, porttest.Frame(4000, 0), 0)}
+			if q.Send(pkts) == 0 {
+				rig.Release(pkts)
+				return n
+			}
+			n++
+		}
+	}
+	limit := int64(rig.Arena.Bytes() / budgetShare)
+	for i := range 6 {
+		p := newPort(t, Options{Backlog: 4096, Budget: budget})
+		n := fill(p)
+		held := p.account.Held()
+		if n < 1 || budget.Held() > limit {
+			t.Errorf("network %d holds %d frames, all together %d bytes of %d", i, n, budget.Held(), limit)
+		}
+		const one = 4000 + waiting.FrameCost
+		if free := limit - budget.Held() + held; held < free/2-one || held > free/2+one {
+			t.Errorf("network %d holds %d bytes of the %d that were free", i, held, free)
+		}
 	}
 }

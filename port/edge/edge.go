@@ -16,6 +16,9 @@ type Options struct {
 	FromGuest, ToGuest *ratelimit.Bucket
 	// Capture gets all frames that pass. It must outlive the port and is not closed with it.
 	Capture *capture.Writer
+	// Batch is the largest number of frames that a queue gives to the guest at a time; 0 leaves that to who asks. What a guest has been
+	// given waits in the arena until there are receive buffers, in every queue.
+	Batch int
 }
 
 // Wrap returns a port that is inner with what opts ask for, or inner itself if that is nothing. Closing it closes inner.
@@ -48,6 +51,9 @@ func (w *wrapped) OpenQueue(i int, r port.Resources) (port.Queue, error) {
 		}
 		if w.opts.Capture != nil {
 			q.ring = w.opts.Capture.Ring()
+		}
+		if w.opts.Batch > 0 {
+			return limited{q, w.opts.Batch}, nil
 		}
 		return q, nil
 	})

@@ -118,6 +118,15 @@ func (q *queue) Recv(pkts []packet.Packet) int {
 	return n
 }
 
+// limited is a queue with a limit of frames at a time. It is a type of its own so that other queues do not pay for it.
+type limited struct {
+	*queue
+	batch int
+}
+
+// Recv implements [port.Queue].
+func (q limited) Recv(pkts []packet.Packet) int { return q.queue.Recv(pkts[:min(len(pkts), q.batch)]) }
+
 // batchFor is the number of largest frames that a burst has room for.
 func batchFor(rate ratelimit.Rate) int {
 	burst := int64(rate) / 8 * int64(ratelimit.DefaultBurst) / int64(time.Second)

@@ -36,6 +36,7 @@ type conn struct {
 	users    int  // goroutines that use ep and fd
 	upDone   bool // the guest's FIN was passed on
 	downDone bool // the host's FIN was passed on
+	parted   bool // both, and fd is closed
 	over     bool
 	linger   bool // the host is told by a reset
 }
@@ -116,13 +117,13 @@ func (c *conn) begin() bool {
 		return false
 	}
 	defer c.leave()
-	t, err := c.side.port.poller.add(c.fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET, c)
+	c.mu.Lock() // ready may be called at once, and closeHost wants the token
+	var err error
+	c.token, err = c.side.port.poller.add(c.fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET, c)
+	c.mu.Unlock()
 	if err != nil {
 		return false
 	}
-	c.mu.Lock()
-	c.token = t
-	c.mu.Unlock()
 	c.waits.EventRegister(&c.entry)
 	c.kickUp()
 	c.kickDown()
@@ -156,6 +157,7 @@ func (c *conn) ready(events uint32) {
 // copyUp moves what the guest has sent to the host. It returns false when it has to wait.
 func (c *conn) copyUp() bool {
 	if c.done(true) {
+		c.acknowledged()
 		return false
 	}
 	w := hostWriter{fd: c.fd}
@@ -217,6 +219,7 @@ const chunk = 256 << 10
 // copyDown moves what the host has sent to the guest. It returns false when it has to wait.
 func (c *conn) copyDown() bool {
 	if c.done(false) {
+		c.acknowledged()
 		return false
 	}
 	n, err := unix.IoctlGetInt(c.fd, unix.TIOCINQ)
@@ -302,7 +305,7 @@ func (c *conn) done(up bool) bool {
 	return c.over || up && c.upDone || !up && c.downDone
 }
 
-// finished ends one direction, and with the second one the connection.
+// finished ends one direction, and with the second one the host's side of the connection.
 func (c *conn) finished(up bool) {
 	c.mu.Lock()
 	if up {
@@ -310,9 +313,22 @@ func (c *conn) finished(up bool) {
 	} else {
 		c.downDone = true
 	}
-	both := c.upDone && c.downDone
+	both := c.upDone && c.downDone && !c.over
+	c.parted = both
 	c.mu.Unlock()
 	if both {
+		c.closeHost() // neither direction looks at it any more
+		c.acknowledged()
+	}
+}
+
+// acknowledged ends a connection of which both directions have ended when the guest has everything. Until then it counts as the flow that
+// it is, and its buffers as granted: a guest that never acknowledges what waits for it would otherwise have more and more of it wait.
+func (c *conn) acknowledged() {
+	c.mu.Lock()
+	parted := c.parted
+	c.mu.Unlock()
+	if parted && settled(c.ep) {
 		c.abort(false, false)
 	}
 }
@@ -345,12 +361,21 @@ func (c *conn) abort(resetGuest, resetHost bool) bool {
 func (c *conn) release() {
 	c.waits.EventUnregister(&c.entry)
 	c.ep.Close()
-	p := c.side.port
-	if c.linger {
-		resetOnClose(c.fd)
+	if !c.parted {
+		if c.linger {
+			resetOnClose(c.fd)
+		}
+		c.closeHost()
 	}
-	p.poller.remove(c.fd, c.token)
-	p.closeSocket(c.fd)
 	c.side.giveBack(c.buffer)
-	p.flows.count.Add(-1)
+	c.side.port.flows.count.Add(-1)
+}
+
+// closeHost closes the host's side, once.
+func (c *conn) closeHost() {
+	c.mu.Lock()
+	t := c.token
+	c.mu.Unlock()
+	c.side.port.poller.remove(c.fd, t)
+	c.side.port.closeSocket(c.fd)
 }

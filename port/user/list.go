@@ -16,7 +16,8 @@ type Flow struct {
 	Guest   netip.AddrPort `json:"guest"`  // of icmp, the port is the identifier
 	Remote  netip.AddrPort `json:"remote"` // as the guest sees it; of a connection to a Unix socket of ours it is invalid
 	Inbound bool           `json:"inbound,omitempty"`
-	State   string         `json:"state"` // connecting, open, half-closed
+	// State is connecting, open or half-closed, the latter also while the guest has not acknowledged the end of both directions.
+	State string `json:"state"`
 	// Age and Idle are seconds since the flow began and since its last payload, Idle of datagram flows by a clock of whole seconds.
 	Age         float64 `json:"age-seconds"`
 	Idle        float64 `json:"idle-seconds"`

@@ -47,8 +47,11 @@ type Port struct {
 	tcp       tcpSide
 	published publications
 	pings     pingState
-	gateways  []service // what listens on the gateway's addresses
-	serves    sync.WaitGroup
+	gateways  []service      // what listens on the gateway's addresses
+	serves    sync.WaitGroup // goroutines of the services
+	lingering atomic.Int64   // connections of guests to services that were closed and are not acknowledged
+
+	lingerTime time.Duration // as the constant, but for tests
 
 	failed  atomic.Pointer[string] // why nothing passes any more
 	closing atomic.Bool
@@ -69,7 +72,8 @@ func New(opts Options) (*Port, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Port{opts: opts, begun: make(chan struct{}), down: make(chan struct{}), limit: ratelog.New(opts.Logger.Handler())}
+	p := &Port{opts: opts, begun: make(chan struct{}), down: make(chan struct{}), limit: ratelog.New(opts.Logger.Handler()),
+		lingerTime: lingerTime}
 	p.log = slog.New(p.limit)
 	p.mtu.Store(int32(opts.MTU))
 	p.serving.Store(new([]*queue))

@@ -237,7 +237,8 @@ func abandoned(path string) bool {
 type tcpListener struct {
 	port *Port
 	what Publication
-	path string // of a Unix socket
+	path string      // of a Unix socket
+	file os.FileInfo // of the path when it was made
 
 	mu     sync.Mutex
 	fd     int
@@ -247,6 +248,9 @@ type tcpListener struct {
 
 func (p *Port) watchTCP(fd int, what Publication, path string) (listener, error) {
 	l := &tcpListener{port: p, what: what, path: path, fd: fd}
+	if path != "" {
+		l.file, _ = os.Lstat(path) // who takes the file away at this moment may keep it
+	}
 	err := unix.Listen(fd, backlogLen)
 	if err == nil {
 		err = l.watch()
@@ -316,8 +320,8 @@ func (l *tcpListener) close() {
 	l.closed = true
 	l.port.poller.remove(l.fd, l.token)
 	_ = unix.Close(l.fd)
-	if l.path != "" {
-		_ = os.Remove(l.path)
+	if now, err := os.Lstat(l.path); l.path != "" && err == nil && os.SameFile(now, l.file) {
+		_ = os.Remove(l.path) // another file of this name is somebody else's
 	}
 }
 

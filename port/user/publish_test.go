@@ -223,3 +223,38 @@ func TestListing(t *testing.T) {
 		t.Errorf("connecting flow: %+v", second)
 	}
 }
+
+// TestPublishedFileIsOurs: a socket goes with its publication, but not one that somebody else has put in its place.
+func TestPublishedFileIsOurs(t *testing.T) {
+	p := newPort(t, Options{})
+	path := filepath.Join(t.TempDir(), "s")
+	what, err := ParsePublication("unix:" + path + ":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish := func() {
+		t.Helper()
+		if err := p.Publish(what); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish()
+	if err := p.Unpublish(what); err != nil {
+		t.Error(err)
+	}
+	publish() // the path is free again
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	other, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := p.Unpublish(what); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("another program's socket was removed: %v", err)
+	}
+}

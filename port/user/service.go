@@ -37,9 +37,9 @@ func (p *Port) startServices() error {
 			return fmt.Errorf("open port 53 of the gateway: %w", err)
 		}
 		p.gateways = append(p.gateways, conn)
-		l, err := gonet.ListenTCP(p.stack, at, protocolOf(a))
+		l, err := p.listenService(at, protocolOf(a))
 		if err != nil {
-			return fmt.Errorf("listen on port 53 of the gateway: %w", err)
+			return fmt.Errorf("the gateway's DNS: %w", err)
 		}
 		p.gateways = append(p.gateways, l)
 		p.serve53(conn, nil)

@@ -38,7 +38,7 @@ func TestNoAllocations(t *testing.T) {
 	for name, dst := range map[string][]byte{"learnt": mac(2), "group": broadcast, "several queues": mac(3)} {
 		t.Run(name, func(t *testing.T) {
 			g := newSegment(t, Options{})
-			g.budget.limit.Store(1 << 40)
+			g.budget.SetLimit(1 << 40)
 			a := g.guest(t, 1, PortOptions{})
 			others := []*guest{g.guest(t, 1, PortOptions{MAC: mac(2)}), g.guest(t, 3, PortOptions{MAC: mac(3)})}
 			page := g.newPage(t, udp(dst, mac(1), 1))
@@ -108,7 +108,7 @@ func receiveAll(g *segment, q port.Queue, n int) {
 
 func benchRig(b *testing.B) (g *segment, from, to port.Queue, page pagemem.PageID) {
 	g = newSegment(b, Options{})
-	g.budget.limit.Store(1 << 40)
+	g.budget.SetLimit(1 << 40)
 	from, to = g.guest(b, 1, PortOptions{}).queues[0], g.guest(b, 1, PortOptions{MAC: mac(2)}).queues[0]
 	return g, from, to, g.newPage(b, udp(mac(2), mac(1), 1))
 }
@@ -116,7 +116,7 @@ func benchRig(b *testing.B) (g *segment, from, to port.Queue, page pagemem.PageI
 // BenchmarkBroadcast gives each frame to seven others.
 func BenchmarkBroadcast(b *testing.B) {
 	g := newSegment(b, Options{})
-	g.budget.limit.Store(1 << 40)
+	g.budget.SetLimit(1 << 40)
 	a := g.guest(b, 1, PortOptions{})
 	var others []port.Queue
 	for range 7 {

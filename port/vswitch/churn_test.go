@@ -92,7 +92,7 @@ func TestChurn(t *testing.T) {
 	if wrong.Load() > 0 || passed.Load() == 0 {
 		t.Errorf("%d frames reached a station they were not for, %d the right one", wrong.Load(), passed.Load())
 	}
-	if n := g.budget.held.Load(); n != 0 {
+	if n := g.budget.Held(); n != 0 {
 		t.Errorf("%d bytes are still charged", n)
 	}
 }
@@ -135,7 +135,7 @@ func TestNoFrameIsSleptThrough(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.budget.limit.Store(1 << 40)
+	g.budget.SetLimit(1 << 40)
 	rig := porttest.NewRig(t)
 	open := func(n int) *endpoint {
 		p, err := g.NewPort(PortOptions{MAC: mac(n), Backlog: MaxBacklog})

@@ -7,6 +7,7 @@ import (
 	"github.com/vhostd/vhostd/packet"
 	"github.com/vhostd/vhostd/pagemem"
 	"github.com/vhostd/vhostd/port"
+	"github.com/vhostd/vhostd/port/internal/waiting"
 	"github.com/vhostd/vhostd/virtio"
 )
 
@@ -20,7 +21,7 @@ import (
 type inbox struct {
 	slots   []slot
 	mask    uint64
-	account *account
+	account *waiting.Account
 	arena   *pagemem.Arena
 	lost    *atomic.Uint64 // counts what is released because the inbox was closed
 
@@ -75,7 +76,7 @@ func (s *slot) take(p *packet.Packet) {
 }
 
 // newInbox makes an inbox for size packets, a power of two.
-func newInbox(size int, a *account, arena *pagemem.Arena, lost *atomic.Uint64) (*inbox, error) {
+func newInbox(size int, a *waiting.Account, arena *pagemem.Arena, lost *atomic.Uint64) (*inbox, error) {
 	b := &inbox{slots: make([]slot, size), mask: uint64(size - 1), account: a, arena: arena, lost: lost}
 	if err := b.Open(); err != nil {
 		return nil, err
@@ -110,10 +111,10 @@ func (b *inbox) push(pkts []packet.Packet, src uint8, by pagemem.OwnerID) (n int
 	at := tail >> 1
 	cost := int64(0)
 	for i := range pkts[:n] {
-		cost += costOf(&pkts[i])
+		cost += waiting.CostOf(&pkts[i])
 		b.slots[(at+uint64(i))&b.mask].put(&pkts[i], src)
 	}
-	b.account.charge(cost)
+	b.account.Charge(cost)
 	b.shares[src].Add(int32(n))
 	// ORDER: the run's slots and everything the packets refer to before this store; pairs with the load in follow.
 	b.slots[at&b.mask].word.Store((at+1)<<runBits | uint64(n))
@@ -147,7 +148,7 @@ func (b *inbox) pop(pkts []packet.Packet) (n int) {
 	for n < len(pkts) && (head+uint64(n) != b.known || b.follow()) {
 		s := &b.slots[(head+uint64(n))&b.mask]
 		s.take(&pkts[n])
-		cost += costOf(&pkts[n])
+		cost += waiting.CostOf(&pkts[n])
 		if s.src != src {
 			b.shares[src].Add(int32(-run))
 			src, run = s.src, 0
@@ -158,7 +159,7 @@ func (b *inbox) pop(pkts []packet.Packet) (n int) {
 	if n > 0 {
 		// ORDER: the loads of the slots before this store; pairs with the load of head in push.
 		b.head.Store(head + uint64(n))
-		b.account.charge(-cost)
+		b.account.Charge(-cost)
 		b.shares[src].Add(int32(-run))
 	}
 	return n

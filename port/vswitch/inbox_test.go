@@ -12,6 +12,7 @@ import (
 	"github.com/vhostd/vhostd/packet"
 	"github.com/vhostd/vhostd/pagemem"
 	"github.com/vhostd/vhostd/port"
+	"github.com/vhostd/vhostd/port/internal/waiting"
 	"github.com/vhostd/vhostd/port/porttest"
 	"github.com/vhostd/vhostd/virtio"
 )
@@ -22,7 +23,7 @@ func TestInboxModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		const size = 8
 		var lost atomic.Uint64
-		a := account{budget: new(Budget)}
+		a := waiting.Account{Budget: new(Budget)}
 		b, err := newInbox(size, &a, rig.Arena, &lost)
 		if err != nil {
 			rt.Fatal(err)
@@ -77,15 +78,15 @@ func TestInboxModel(t *testing.T) {
 						rt.Fatalf("room for %d of source %d, which has %d of %d in %d", n, src, own, len(model), size)
 					}
 				}
-				if held := a.held.Load(); held != int64(len(model))*(20+frameCost) || held != a.budget.held.Load() {
-					rt.Fatalf("%d and %d bytes charged for %d frames", held, a.budget.held.Load(), len(model))
+				if held := a.Held(); held != int64(len(model))*(20+waiting.FrameCost) || held != a.Budget.Held() {
+					rt.Fatalf("%d and %d bytes charged for %d frames", held, a.Budget.Held(), len(model))
 				}
 			},
 		})
 		if err := b.close(0); err != nil {
 			rt.Fatal(err)
 		}
-		if lost.Load() != uint64(len(model)) || a.held.Load() != 0 {
+		if lost.Load() != uint64(len(model)) || a.Held() != 0 {
 			rt.Fatalf("%d lost at the end, want %d", lost.Load(), len(model))
 		}
 		if n, closed := b.push(make([]packet.Packet, 1), 0, 0); n != 0 || !closed {
@@ -102,7 +103,7 @@ func TestInboxConcurrent(t *testing.T) {
 	for _, until := range []int{producers * each, 1000, 0} {
 		var lost atomic.Uint64
 		var taken atomic.Int64
-		a := account{budget: new(Budget)}
+		a := waiting.Account{Budget: new(Budget)}
 		b, err := newInbox(256, &a, rig.Arena, &lost)
 		if err != nil {
 			t.Fatal(err)
@@ -120,8 +121,8 @@ func TestInboxConcurrent(t *testing.T) {
 		if n := int64(got) + int64(lost.Load()); n != taken.Load() {
 			t.Errorf("%d packets taken, %d came out", taken.Load(), n)
 		}
-		if n := rig.Arena.RefCount(page); n != 1 || a.held.Load() != 0 {
-			t.Errorf("%d references left, %d bytes charged", n-1, a.held.Load())
+		if n := rig.Arena.RefCount(page); n != 1 || a.Held() != 0 {
+			t.Errorf("%d references left, %d bytes charged", n-1, a.Held())
 		}
 		rig.Arena.Unref(page, 1)
 	}

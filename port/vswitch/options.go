@@ -7,9 +7,16 @@ import (
 	"time"
 
 	"github.com/vhostd/vhostd/port"
+	"github.com/vhostd/vhostd/port/internal/waiting"
 )
 
 const kind = "switch"
+
+// Budget bounds the memory of waiting frames.
+type Budget = waiting.Budget
+
+// budgetShare is the part of the arena that waiting frames may occupy: the rest is for frames on the move.
+const budgetShare = 4
 
 // Bounds and defaults of [Options] and [PortOptions].
 const (

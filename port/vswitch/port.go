@@ -12,6 +12,7 @@ import (
 	"github.com/vhostd/vhostd/packet"
 	"github.com/vhostd/vhostd/pagemem"
 	"github.com/vhostd/vhostd/port"
+	"github.com/vhostd/vhostd/port/internal/waiting"
 	"github.com/vhostd/vhostd/virtio"
 )
 
@@ -27,7 +28,7 @@ type Port struct {
 	backlog int
 	uplink  port.Port // nil for a guest's port
 	mtu     int       // of the uplink
-	account account
+	account waiting.Account
 
 	queues  port.QueueSet
 	serving atomic.Pointer[[]*queue] // the enabled queues, by index; never nil
@@ -37,7 +38,7 @@ type Port struct {
 
 func newPort(s *Switch, opts PortOptions) *Port {
 	p := &Port{sw: s, backlog: 1 << bits.Len(uint(cmp.Or(opts.Backlog, DefaultBacklog)-1)), uplink: opts.Uplink}
-	p.account.budget = s.budget
+	p.account.Budget = s.budget
 	if opts.MAC != nil {
 		p.pinned = macOf(opts.MAC)
 	}

@@ -48,7 +48,7 @@ func (q *queue) Held() int { return q.sender.held }
 // are counted here.
 func (q *queue) accept(pkts []packet.Packet, from *Port, by pagemem.OwnerID) (n int) {
 	src := from.source()
-	memory := q.port.account.fit(pkts)
+	memory := q.port.account.Fit(pkts)
 	if memory == 0 && q.inbox.length() == 0 {
 		memory = 1 // nobody waits for others to make room
 	}

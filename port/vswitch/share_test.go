@@ -11,7 +11,7 @@ func TestFloodLeavesRoom(t *testing.T) {
 	for name, dst := range map[string]net.HardwareAddr{"groups": broadcast, "unknown stations": mac(77), "unicast": mac(2)} {
 		t.Run(name, func(t *testing.T) {
 			g := newSegment(t, Options{})
-			g.budget.limit.Store(1 << 40) // the arena of the test is small
+			g.budget.SetLimit(1 << 40) // the arena of the test is small
 			a, b := g.guest(t, 1, PortOptions{}), g.guest(t, 1, PortOptions{Backlog: 512})
 			floods := []*guest{g.guest(t, 4, PortOptions{}), g.guest(t, 1, PortOptions{})}
 			b.send(frame(broadcast, mac(2)))
@@ -47,7 +47,7 @@ func TestFloodLeavesRoom(t *testing.T) {
 // TestHeld: a sender is told how many bytes wait for a reader on another worker, and nothing of those that its own worker reads.
 func TestHeld(t *testing.T) {
 	g := newSegment(t, Options{})
-	g.budget.limit.Store(1 << 40)
+	g.budget.SetLimit(1 << 40)
 	a, b := g.guest(t, 1, PortOptions{}), g.guest(t, 1, PortOptions{Backlog: 512})
 	b.send(frame(broadcast, mac(2)))
 	a.received()

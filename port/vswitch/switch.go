@@ -122,7 +122,7 @@ func (s *Switch) useArena(a *pagemem.Arena) error {
 		return errors.New("all queues of a switch must use the same arena")
 	}
 	s.arena = a
-	s.budget.limitTo(a)
+	s.budget.LimitTo(a.Bytes() / budgetShare)
 	return nil
 }
 

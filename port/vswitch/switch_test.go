@@ -244,7 +244,7 @@ func TestDroppedFrames(t *testing.T) {
 func TestMQ03EnabledQueues(t *testing.T) {
 	const flows = 600
 	g := newSegment(t, Options{})
-	g.budget.limit.Store(1 << 40) // far more frames wait than a small arena allows
+	g.budget.SetLimit(1 << 40) // far more frames wait than a small arena allows
 	a, b := g.guest(t, 1, PortOptions{}), g.guest(t, 4, PortOptions{Backlog: 2048})
 	b.send(frame(broadcast, mac(2)))
 	a.received()
@@ -299,8 +299,8 @@ func TestDisabledQueueIsEmptied(t *testing.T) {
 	if err := b.queues[0].(port.Enabler).SetEnabled(false); err != nil {
 		t.Fatal(err)
 	}
-	if n := b.lost("disabled"); n != 20 || g.budget.held.Load() != 0 || g.rig.Arena.InUse() != 0 {
-		t.Errorf("%d frames lost, %d bytes and %d pages held", n, g.budget.held.Load(), g.rig.Arena.InUse())
+	if n := b.lost("disabled"); n != 20 || g.budget.Held() != 0 || g.rig.Arena.InUse() != 0 {
+		t.Errorf("%d frames lost, %d bytes and %d pages held", n, g.budget.Held(), g.rig.Arena.InUse())
 	}
 	late := []packet.Packet{g.rig.Packet(t, frame(broadcast, mac(1)), 0)} // of a sender that saw it enabled
 	b.queues[0].(*queue).accept(late, a.Port, 0)
@@ -343,7 +343,7 @@ func TestBudget(t *testing.T) {
 		a.send(large)
 		b.wants("the guest that reads", large)
 	}
-	if held, limit := g.budget.held.Load(), g.budget.limit.Load(); held > limit || limit != int64(g.rig.Arena.Bytes()/4) {
+	if held, limit := g.budget.Held(), g.budget.Limit(); held > limit || limit != int64(g.rig.Arena.Bytes()/4) {
 		t.Errorf("%d bytes held, %d allowed", held, limit)
 	}
 }

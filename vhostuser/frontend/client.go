@@ -1,7 +1,6 @@
 package frontend
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 
@@ -200,7 +199,14 @@ func (c *Client) SetMemory(mem *Memory) error {
 		if !first || c.opts.Order != Libkrun {
 			return c.SetMemTable(specs, fds)
 		}
-		return cmp.Or(c.SetOwner(), c.SetMemTable(specs, fds), c.SetFeatures(c.Features))
+		for _, step := range []func() error{
+			c.SetOwner, func() error { return c.SetMemTable(specs, fds) }, func() error { return c.SetFeatures(c.Features) },
+		} {
+			if err := step(); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	return c.DoAck(vhostuser.ReqSetMemTable, vhostuser.AppendMemTable(nil, specs), fds...)
 }

@@ -3,8 +3,6 @@ package dhcp
 import (
 	"net"
 	"net/netip"
-	"sync"
-	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/insomniacslk/dhcp/iana"
@@ -23,18 +21,12 @@ var (
 )
 
 // Server answers DHCPv4 messages. All methods are safe for concurrent use.
-type Server struct {
-	dropped counters
-	now     func() time.Time
-
-	mu     sync.Mutex
-	config Config
-	leases *table
-}
+type Server struct{ server[Config] }
 
 // New makes a server with the leases that an earlier one left behind. store may be nil.
 func New(config Config, leases []Lease, store Store) (*Server, error) {
-	s := &Server{now: time.Now, leases: newTable(store)}
+	s := &Server{}
+	s.init(store)
 	if err := s.Configure(config); err != nil {
 		return nil, err
 	}
@@ -55,24 +47,9 @@ func (s *Server) Configure(config Config) error {
 	if !config.Last.IsValid() {
 		config.Last = lastOf(config.Subnet).Prev()
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.config = config
-	s.leases.first, s.leases.last, s.leases.pins = config.First, config.Last, config.Pins
-	s.leases.taken = []netip.Addr{config.Gateway}
+	s.follow(config, config.First, config.Last, config.Pins, config.Gateway)
 	return nil
 }
-
-// Leases lists the leases in the order of their addresses.
-func (s *Server) Leases() []Lease {
-	s.mu.Lock()
-	leases := s.leases.list(s.now())
-	s.mu.Unlock()
-	return byAddr(leases)
-}
-
-// Drops visits the number of messages without an answer for each reason. The reasons are constant strings fit for a metric label.
-func (s *Server) Drops(visit func(reason string, n uint64)) { s.dropped.visit(visit) }
 
 // Handle answers the payload of a datagram that came to port 67 in a frame from the given station. False says that there is no
 // answer. message may be reused afterwards.

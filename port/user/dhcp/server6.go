@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/insomniacslk/dhcp/dhcpv6"
@@ -56,18 +55,12 @@ func (c *Config6) host(a netip.Addr) bool {
 }
 
 // Server6 answers DHCPv6 messages. All methods are safe for concurrent use.
-type Server6 struct {
-	dropped counters
-	now     func() time.Time
-
-	mu     sync.Mutex
-	config Config6
-	leases *table
-}
+type Server6 struct{ server[Config6] }
 
 // New6 makes a server with the leases that an earlier one left behind. store may be nil.
 func New6(config Config6, leases []Lease, store Store) (*Server6, error) {
-	s := &Server6{now: time.Now, leases: newTable(store)}
+	s := &Server6{}
+	s.init(store)
 	if err := s.Configure(config); err != nil {
 		return nil, err
 	}
@@ -84,24 +77,9 @@ func (s *Server6) Configure(config Config6) error {
 		config.Lease = DefaultLease
 	}
 	config.Search = plain(config.Search)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.config = config
-	s.leases.first, s.leases.last, s.leases.pins = config.First, config.Last, config.Pins
-	s.leases.taken = []netip.Addr{config.Gateway}
+	s.follow(config, config.First, config.Last, config.Pins, config.Gateway)
 	return nil
 }
-
-// Leases lists the leases in the order of their addresses.
-func (s *Server6) Leases() []Lease {
-	s.mu.Lock()
-	leases := s.leases.list(s.now())
-	s.mu.Unlock()
-	return byAddr(leases)
-}
-
-// Drops is [Server.Drops].
-func (s *Server6) Drops(visit func(reason string, n uint64)) { s.dropped.visit(visit) }
 
 // Handle answers the payload of a datagram that came to port 547 in a frame from the given station. The answer goes from the
 // gateway's link-local address to port 546 of the address that the question came from. False says that there is none. message may be
