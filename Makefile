@@ -60,7 +60,7 @@ fuzz-smoke: ## each fuzz target for ten seconds
 	@scripts/fuzz.sh 10
 
 integration: setup ## QEMU guests and DPDK against vhostd
-	$(gotest) -timeout 30m -p 1 -count 1 ./integration/... | $(report) -v -repeat 2
+	{ $(gotest) -timeout 30m -p 1 -count 1 ./integration/... || [ $$? = 1 ]; } | $(report) -v -repeat 2 # which judges failed tests
 
 bench: setup build ## packets per second against DPDK's own back-end; see docs/performance.md
 	@scripts/bench.sh
