@@ -28,10 +28,11 @@ dist: ## Debian packages and archives for amd64 and arm64, in build/dist/; VERSI
 
 test: ## everything that CI runs; under 25 minutes on two cores
 	@start=$$SECONDS; \
-	for step in setup check race arm64 fuzz-smoke integration; do \
-		echo "== $$step ($$((SECONDS - start)) s)"; \
-		$(MAKE) --no-print-directory $$step; \
-	done; \
+	step() { echo "== $$1 ($$((SECONDS - start)) s)"; $(MAKE) --no-print-directory $$1; }; \
+	step setup & setup=$$!; trap wait EXIT; \
+	step check; \
+	wait $$setup; \
+	for name in race arm64 fuzz-smoke integration; do step $$name; done; \
 	echo "== done in $$((SECONDS - start)) s"
 
 test-long: setup ## the integration tests with all combinations, many rounds and the race detector in vhostd; about 70 minutes
