@@ -13,6 +13,8 @@ gotest := go test -vet=off -json
 unit   := $(shell go list ./... 2>/dev/null | grep -v /integration)
 # What touches shared memory byte by byte runs under arm64 too: emulation catches misalignment, not memory ordering.
 arm    := ./virtio/... ./virtqueue/... ./pagemem/... ./fragalloc/... ./pool/...
+# The integration tests without guests, which wait as much as they compute: two packages at a time.
+light  := $(shell go list ./integration/... 2>/dev/null | grep -v '/integration$$')
 report := go run ./scripts/testreport
 
 .PHONY: build demo dist test test-long check unit race arm64 fuzz-smoke integration bench setup clean
@@ -61,7 +63,8 @@ fuzz-smoke: ## each fuzz target for ten seconds
 	@scripts/fuzz.sh 10
 
 integration: setup ## QEMU guests and DPDK against vhostd
-	{ $(gotest) -timeout 30m -p 1 -count 1 ./integration/... || [ $$? = 1 ]; } | $(report) -v -repeat 2 # which judges failed tests
+	{ $(gotest) -timeout 30m -count 1 ./integration || [ $$? = 1 ]; \
+		$(gotest) -timeout 30m -p 2 -count 1 $(light) || [ $$? = 1 ]; } | $(report) -v -repeat 2 # which judges failed tests
 
 bench: setup build ## packets per second against DPDK's own back-end; see docs/performance.md
 	@scripts/bench.sh
