@@ -132,7 +132,7 @@ func migrate(t *testing.T, ns *rig.Namespace, from, to *site, cfg rig.VMConfig) 
 		t.Fatal(err)
 	}
 	switched := time.Now()
-	load.finish(t, switched.Add(-time.Duration(info.Downtime)*time.Millisecond-10*time.Second), switched.Add(5*time.Second))
+	load.finish(t, to.vm, switched.Add(-time.Duration(info.Downtime)*time.Millisecond-10*time.Second), switched.Add(5*time.Second))
 	if err := from.vm.Quit(); err != nil {
 		t.Errorf("QEMU at the source: %v", err)
 	}
@@ -259,7 +259,7 @@ func checkRARPs(t *testing.T, s *rig.Sniffer) {
 type load struct {
 	streams [2]chan error
 	sent    atomic.Uint64 // datagrams
-	quit    chan struct{}
+	quit    chan struct{} // closed when it ends
 	pings   chan pings
 	once    sync.Once
 }
@@ -270,8 +270,10 @@ type pings struct {
 	lost []time.Time
 }
 
-// loadBytes is what flows each way: more than a guest without other load moves while it migrates.
-const loadBytes = 160 * mebibyte
+const (
+	endless    = 1 << 40         // bytes of a stream that lasts until the load ends
+	afterwards = 2 * time.Second // how long the load goes on at the destination
+)
 
 func startLoad(t *testing.T, ns *rig.Namespace, vm *rig.VM) *load {
 	t.Helper()
@@ -279,7 +281,7 @@ func startLoad(t *testing.T, ns *rig.Namespace, vm *rig.VM) *load {
 	ends := rig.Ends{NS: ns, VM: vm, HostIP: hostIP, GuestIP: guestIP}
 	for i := range l.streams {
 		l.streams[i] = make(chan error, 1)
-		go func() { l.streams[i] <- stream(ends, i == 0) }()
+		go func() { l.streams[i] <- l.stream(ends, i == 0) }()
 	}
 	conn, err := ns.DialUDP(guestIP + ":9")
 	if err != nil {
@@ -293,9 +295,9 @@ func startLoad(t *testing.T, ns *rig.Namespace, vm *rig.VM) *load {
 	return l
 }
 
-func stream(ends rig.Ends, toGuest bool) error {
-	sent, received, err := ends.Stream(loadBytes, 7, toGuest, slow)
-	if err == nil && (sent.Bytes != loadBytes || received.Bytes != loadBytes || sent.SHA256 != received.SHA256) {
+func (l *load) stream(ends rig.Ends, toGuest bool) error {
+	sent, received, err := ends.StreamUntil(l.quit, endless, 7, toGuest, slow)
+	if err == nil && (sent.Bytes < mebibyte || received.Bytes != sent.Bytes || sent.SHA256 != received.SHA256) {
 		err = fmt.Errorf("sent %+v, received %+v", sent, received)
 	}
 	return err
@@ -348,15 +350,18 @@ func (l *load) mustRun(t *testing.T) {
 	}
 }
 
-// finish waits for the streams and judges what was lost: only what was sent between the two times may be.
-func (l *load) finish(t *testing.T, from, to time.Time) {
+// finish lets the load go on for a while with the guest where it is now, ends it, and judges what was lost: only what was sent between the
+// two times may be.
+func (l *load) finish(t *testing.T, vm *rig.VM, from, to time.Time) {
 	t.Helper()
+	time.Sleep(afterwards)
+	l.end()
+	calm(rig.Ends{VM: vm})
 	for i, s := range l.streams {
 		if err := <-s; err != nil {
 			t.Errorf("stream %d: %v", i, err)
 		}
 	}
-	l.end()
 	p := <-l.pings
 	elsewhere := 0
 	for _, at := range p.lost {

@@ -74,7 +74,7 @@ func postcopy(t *testing.T, ns *rig.Namespace, from, to *site, cfg rig.VMConfig)
 	if arrived.Sub(runs) < 500*time.Millisecond {
 		t.Errorf("all memory arrived %v after the guest ran: that was no test", arrived.Sub(runs))
 	}
-	load.finish(t, begin.Add(-10*time.Second), arrived.Add(5*time.Second))
+	load.finish(t, to.vm, begin.Add(-10*time.Second), arrived.Add(5*time.Second))
 	if err := from.vm.Quit(); err != nil {
 		t.Errorf("QEMU at the source: %v", err)
 	}

@@ -66,13 +66,15 @@ func numbered(t *testing.T, ends rig.Ends, f func()) {
 	var inGuest guest.SinkResult
 	ended := make(chan error, 2)
 	go func() {
-		ended <- ends.VM.Agent.Call(guest.CommandSink, guest.SinkArgs{Port: 9, For: 4 * time.Second, Idle: 4 * time.Second}, &inGuest, slow)
+		ended <- ends.VM.Agent.Call(guest.CommandSink, guest.SinkArgs{Port: 9, For: flowing, Idle: flowing}, &inGuest, slow)
 	}()
 	go func() {
-		ended <- ends.VM.Agent.Call(guest.CommandFlood, guest.FloodArgs{Addr: addr, Size: 1400, For: 4 * time.Second}, nil, slow)
+		ended <- ends.VM.Agent.Call(guest.CommandFlood, guest.FloodArgs{Addr: addr, Size: 1400, For: flowing}, nil, slow)
 	}()
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(moment)
 	f()
+	time.Sleep(moment)
+	calm(ends)
 	for range cap(ended) {
 		if err := <-ended; err != nil {
 			t.Error(err)
@@ -99,14 +101,16 @@ func TestPackedRestart(t *testing.T) {
 		var inGuest guest.SinkResult
 		ended := make(chan error, 1)
 		go func() {
-			ended <- ends.VM.Agent.Call(guest.CommandSink, guest.SinkArgs{Port: 9, For: 3 * time.Second, Idle: 3 * time.Second}, &inGuest, slow)
+			ended <- ends.VM.Agent.Call(guest.CommandSink, guest.SinkArgs{Port: 9, For: flowing, Idle: flowing}, &inGuest, slow)
 		}()
-		time.Sleep(300 * time.Millisecond)
+		time.Sleep(moment)
 		e.daemon.Kill()
 		e.startDaemon()
 		if err := e.daemon.WaitConnected(true, 6*time.Second); err != nil {
 			t.Fatal(err)
 		}
+		time.Sleep(2 * moment)
+		calm(ends)
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}

@@ -184,10 +184,13 @@ func testStopped(t *testing.T, l *lan) {
 		}
 		flood := make(chan error, 1)
 		go func() {
-			args := guest.FloodArgs{Addr: stopped.ip() + ":9", Size: 100, For: 4 * time.Second}
+			args := guest.FloodArgs{Addr: stopped.ip() + ":9", Size: 100, For: flowing}
 			flood <- c.Agent.Call(guest.CommandFlood, args, nil, slow)
 		}()
 		during := transfer(t, a, b, b.ip(), n)
+		for end := time.Now().Add(flowing); l.lost(t, way.loser, way.reason) == lost && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		}
+		calm(rig.Ends{VM: c.VM})
 		if err := <-flood; err != nil {
 			t.Error(err)
 		}

@@ -89,6 +89,14 @@ func awaitPing(t *testing.T, ends rig.Ends, limit time.Duration) {
 	t.Fatalf("the guest does not answer within %v", limit)
 }
 
+const (
+	moment  = 300 * time.Millisecond // how long traffic flows before and after what is done to it
+	flowing = 20 * time.Second       // what it lasts at most
+)
+
+// calm ends the guest's floods and sinks. A guest that f has reset has none, and loses the command.
+func calm(ends rig.Ends) { _ = ends.VM.Agent.Call(guest.CommandCalm, struct{}{}, nil, slow) }
+
 // underTraffic runs f while datagrams flow both ways.
 func underTraffic(t *testing.T, ends rig.Ends, f func()) {
 	t.Helper()
@@ -100,11 +108,13 @@ func underTraffic(t *testing.T, ends rig.Ends, f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// The flood ends by itself, or with the guest.
-		_ = ends.VM.Agent.Call(guest.CommandFlood, guest.FloodArgs{Addr: ends.HostIP + ":9", Size: 1400, For: 3 * time.Second}, nil, slow)
+		// It may end with the guest.
+		_ = ends.VM.Agent.Call(guest.CommandFlood, guest.FloodArgs{Addr: ends.HostIP + ":9", Size: 1400, For: flowing}, nil, slow)
 	}()
-	time.Sleep(300 * time.Millisecond)
+	time.Sleep(moment)
 	f()
+	time.Sleep(moment)
+	calm(ends)
 	<-done
 }
 

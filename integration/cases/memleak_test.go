@@ -1,12 +1,12 @@
 package cases
 
 import (
-	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/vhostd/vhostd/guestmem"
+	"github.com/vhostd/vhostd/integration/rig"
 	"github.com/vhostd/vhostd/vhostuser/frontend"
 	"github.com/vhostd/vhostd/virtio"
 )
@@ -66,8 +66,9 @@ func TestMEM11_MappingsAndDescriptorsStayFlat(t *testing.T) {
 // built without it.
 func TestMEM11_ResidentMemory(t *testing.T) {
 	d := prepare(t, "echo")
-	d.program = filepath.Join(t.TempDir(), "vhostd")
-	must(t, build(d.program))
+	var err error
+	d.program, err = rig.Build(t.TempDir(), false)
+	must(t, err)
 	d.start()
 	var base use
 	const warm = 4 // the heap grows to its working size

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/vhostd/vhostd/integration/rig"
 	"github.com/vhostd/vhostd/internal/bench/nettest"
 	"github.com/vhostd/vhostd/vhostuser/frontend"
 	"github.com/vhostd/vhostd/virtio"
@@ -28,8 +29,8 @@ func throughput(t *testing.T, program string, change func(*nettest.Options)) net
 // TestVNIndexesWrap moves more than 2^17 frames through rings that are kept full, so that every index goes round more than once
 // while all descriptors are in use (vhost: signalled_used, vhost_add_used_n).
 func TestVNIndexesWrap(t *testing.T) {
-	plain := filepath.Join(t.TempDir(), "vhostd")
-	must(t, build(plain))
+	plain, err := rig.Build(t.TempDir(), false)
+	must(t, err)
 	for _, ring := range []string{"split", "packed"} {
 		for _, events := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, event index %v", ring, events), func(t *testing.T) {

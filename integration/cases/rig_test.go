@@ -38,8 +38,7 @@ func TestMain(m *testing.M) {
 	os.Setenv("GORACE", "atexit_sleep_ms=10")
 	dir, err := os.MkdirTemp("", "vhostd-cases")
 	if err == nil {
-		program = filepath.Join(dir, "vhostd")
-		err = build(program, "-race")
+		program, err = rig.Build(dir, true)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -48,15 +47,6 @@ func TestMain(m *testing.M) {
 	code := testmain.Run(m, testmain.Files(), testmain.Mappings("memfd:"))
 	os.RemoveAll(dir)
 	os.Exit(code)
-}
-
-func build(path string, flags ...string) error {
-	args := append([]string{"build", "-o", path}, flags...)
-	out, err := exec.Command("go", append(args, "github.com/vhostd/vhostd/cmd/vhostd")...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return nil
 }
 
 // long says whether the rounds of the case itself are wanted instead of a few.

@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/vhostd/vhostd/integration/rig"
 	"github.com/vhostd/vhostd/vhostuser/frontend"
 	"github.com/vhostd/vhostd/virtio"
 )
@@ -74,8 +74,8 @@ func (c sequenceCell) options() frontend.Options {
 
 // TestSequence sends numbered frames of all lengths through the echo network and wants each back once, in order and unharmed.
 func TestSequence(t *testing.T) {
-	plain := filepath.Join(t.TempDir(), "vhostd")
-	must(t, build(plain))
+	plain, err := rig.Build(t.TempDir(), false)
+	must(t, err)
 	t.Run("plain", func(t *testing.T) { runSequence(t, plain, uint64(rounds(100_000, 10_000_000))) })
 	t.Run("race detector", func(t *testing.T) { runSequence(t, program, uint64(rounds(10_000, 100_000))) })
 }

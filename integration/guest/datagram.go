@@ -3,6 +3,7 @@ package guest
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -28,8 +29,8 @@ type EchoResult struct {
 	Corrupt int `json:"corrupt"`
 }
 
-// FloodArgs describes datagrams sent as fast as the socket takes them, until For has passed or Count is reached (0: no limit). They
-// are numbered from First on.
+// FloodArgs describes datagrams sent as fast as the socket takes them, until For has passed, Count is reached (0: no limit) or the
+// socket is closed. They are numbered from First on.
 type FloodArgs struct {
 	Addr  string        `json:"addr"`
 	Size  int           `json:"size"`
@@ -44,7 +45,7 @@ type FloodResult struct {
 	Errors int `json:"errors"`
 }
 
-// SinkArgs describes a UDP socket that counts what comes until nothing has come for Idle, or For has passed.
+// SinkArgs describes a UDP socket that counts what comes until nothing has come for Idle, For has passed or the socket is closed.
 type SinkArgs struct {
 	Port int           `json:"port"`
 	For  time.Duration `json:"for"`
@@ -148,6 +149,9 @@ func Flood(conn net.Conn, args FloodArgs) FloodResult {
 	end := time.Now().Add(args.For)
 	for (args.Count == 0 || result.Sent < args.Count) && time.Now().Before(end) {
 		if _, err := conn.Write(datagram(args.First+result.Sent, max(args.Size, 8))); err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return result
+			}
 			result.Errors++
 			time.Sleep(10 * time.Millisecond)
 			continue

@@ -44,6 +44,7 @@ const (
 	CommandEcho     = "echo"     // EchoArgs -> EchoResult
 	CommandFlood    = "flood"    // FloodArgs -> FloodResult
 	CommandSink     = "sink"     // SinkArgs -> SinkResult
+	CommandCalm     = "calm"     // nothing -> nothing; floods, sinks and sent streams that are under way end now
 	CommandChannels = "channels" // ChannelsArgs -> Channels
 	CommandOffloads = "offloads" // OffloadsArgs -> nothing
 	CommandDriver   = "driver"   // DriverArgs -> nothing

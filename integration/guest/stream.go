@@ -46,6 +46,27 @@ func SendStream(w io.Writer, n int64, seed uint64) (StreamResult, error) {
 	return copyStream(w, io.LimitReader(Pattern(seed), n))
 }
 
+// SendUntil is SendStream that ends early, after whole blocks, when stop is closed.
+func SendUntil(w io.Writer, n int64, seed uint64, stop <-chan struct{}) (StreamResult, error) {
+	return copyStream(w, until{io.LimitReader(Pattern(seed), n), stop})
+}
+
+// until is a reader that is at its end once stop is closed.
+type until struct {
+	r    io.Reader
+	stop <-chan struct{}
+}
+
+// Read implements io.Reader.
+func (u until) Read(p []byte) (int, error) {
+	select {
+	case <-u.stop:
+		return 0, io.EOF
+	default:
+		return u.r.Read(p)
+	}
+}
+
 // ReceiveStream reads r to its end and returns the digest of what came.
 func ReceiveStream(r io.Reader) (StreamResult, error) {
 	return copyStream(io.Discard, r)

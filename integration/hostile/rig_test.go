@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -32,7 +31,11 @@ func TestMain(m *testing.M) {
 	os.Setenv("GORACE", "atexit_sleep_ms=10")
 	dir, err := os.MkdirTemp("", "vhostd-hostile")
 	if err == nil {
-		err = build(dir)
+		for _, race := range []bool{true, false} {
+			if programs[race], err = rig.Build(dir, race); err != nil {
+				break
+			}
+		}
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -41,17 +44,6 @@ func TestMain(m *testing.M) {
 	code := testmain.Run(m, testmain.Files(), testmain.Mappings("memfd:"))
 	os.RemoveAll(dir)
 	os.Exit(code)
-}
-
-func build(dir string) error {
-	for _, race := range []bool{true, false} {
-		programs[race] = filepath.Join(dir, fmt.Sprint("vhostd-race-", race))
-		out, err := exec.Command("go", "build", fmt.Sprint("-race=", race), "-o", programs[race], "github.com/vhostd/vhostd/cmd/vhostd").CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("go build: %w\n%s", err, out)
-		}
-	}
-	return nil
 }
 
 func must(t testing.TB, err error) {

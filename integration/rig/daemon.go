@@ -13,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // stopTimeout is what a clean stop may take, rings drained and taps removed.
@@ -30,14 +32,56 @@ var Binary = sync.OnceValues(func() (string, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return "", err
 	}
-	const pkg = "github.com/vhostd/vhostd/cmd/vhostd"
-	if os.Getenv("VHOSTD_RACE") == "1" {
-		path := filepath.Join(folder, "vhostd-race")
-		return path, goBuild(path, pkg, "CGO_ENABLED=1", "GOFLAGS=-race")
-	}
+	race := os.Getenv("VHOSTD_RACE") == "1"
 	path := filepath.Join(folder, "vhostd-under-test")
-	return path, goBuild(path, pkg, "CGO_ENABLED=0")
+	if race {
+		path = filepath.Join(folder, "vhostd-race")
+	}
+	return path, buildVhostd(path, race)
 })
+
+// Build puts a vhostd into folder that is built from this module, with the race detector or without it.
+func Build(folder string, race bool) (path string, err error) {
+	cache, err := CacheFolder()
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return "", err
+	}
+	// Go does not link a program again that is up to date, so that the test packages share it. One builds at a time, and each has its own
+	// name for what it has built: others may put another one in its place.
+	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return "", err
+	}
+	name := fmt.Sprint("vhostd-race-", race)
+	built := filepath.Join(cache, name)
+	if err := buildVhostd(built, race); err != nil {
+		return "", err
+	}
+	path = filepath.Join(folder, name)
+	if os.Link(built, path) == nil {
+		return path, nil
+	}
+	content, err := os.ReadFile(built) // folder is in another file system
+	if err == nil {
+		err = os.WriteFile(path, content, 0o755)
+	}
+	return path, err
+}
+
+func buildVhostd(path string, race bool) error {
+	const pkg = "github.com/vhostd/vhostd/cmd/vhostd"
+	if race {
+		return goBuild(path, pkg, "CGO_ENABLED=1", "GOFLAGS=-race")
+	}
+	return goBuild(path, pkg, "CGO_ENABLED=0")
+}
 
 // Daemon is a running vhostd with one guest of the command line.
 type Daemon struct {

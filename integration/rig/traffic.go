@@ -20,6 +20,11 @@ type Ends struct {
 
 // Stream moves n bytes over TCP between guest and host and returns what each end saw. The guest opens the connection.
 func (e Ends) Stream(n int64, seed uint64, toGuest bool, timeout time.Duration) (sent, received guest.StreamResult, err error) {
+	return e.StreamUntil(nil, n, seed, toGuest, timeout)
+}
+
+// StreamUntil is Stream that the host ends early by closing stop, and the guest by its command calm.
+func (e Ends) StreamUntil(stop <-chan struct{}, n int64, seed uint64, toGuest bool, timeout time.Duration) (sent, received guest.StreamResult, err error) {
 	listener, err := e.NS.Listen(net.JoinHostPort(e.HostIP, "0"))
 	if err != nil {
 		return sent, received, err
@@ -31,7 +36,7 @@ func (e Ends) Stream(n int64, seed uint64, toGuest bool, timeout time.Duration) 
 	}
 	host := make(chan end, 1)
 	go func() {
-		result, err := serveStream(listener, n, seed, toGuest, timeout)
+		result, err := serveStream(listener, stop, n, seed, toGuest, timeout)
 		host <- end{result, err}
 	}()
 	var inGuest guest.StreamResult
@@ -49,7 +54,7 @@ func (e Ends) Stream(n int64, seed uint64, toGuest bool, timeout time.Duration) 
 	return inGuest, onHost.StreamResult, nil
 }
 
-func serveStream(listener net.Listener, n int64, seed uint64, send bool, timeout time.Duration) (guest.StreamResult, error) {
+func serveStream(listener net.Listener, stop <-chan struct{}, n int64, seed uint64, send bool, timeout time.Duration) (guest.StreamResult, error) {
 	if err := listener.(*net.TCPListener).SetDeadline(time.Now().Add(timeout)); err != nil {
 		return guest.StreamResult{}, err
 	}
@@ -62,7 +67,7 @@ func serveStream(listener net.Listener, n int64, seed uint64, send bool, timeout
 		return guest.StreamResult{}, err
 	}
 	if send {
-		return guest.SendStream(conn, n, seed)
+		return guest.SendUntil(conn, n, seed, stop)
 	}
 	return guest.ReceiveStream(conn)
 }

@@ -77,7 +77,7 @@ func nothingElse(lines []string) bool {
 
 // goTest runs one test and returns its events.
 func goTest(pkg, test string, times int) io.Reader {
-	cmd := exec.Command("go", "test", "-json", "-timeout", "30m", "-count", strconv.Itoa(times), "-run", "^"+test+"$", pkg)
+	cmd := exec.Command("go", "test", "-vet=off", "-json", "-timeout", "30m", "-count", strconv.Itoa(times), "-run", "^"+test+"$", pkg)
 	cmd.Stderr = os.Stderr
 	out, _ := cmd.Output() // its status is in the events, too
 	return bytes.NewReader(out)

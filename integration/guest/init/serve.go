@@ -26,6 +26,7 @@ var handlers = map[string]func(json.RawMessage) (any, error){
 	guest.CommandEcho:     handle(echo),
 	guest.CommandFlood:    handle(flood),
 	guest.CommandSink:     handle(sink),
+	guest.CommandCalm:     handle(calm),
 	guest.CommandChannels: handle(guest.SetChannels),
 	guest.CommandOffloads: handle(guest.SetOffloads),
 	guest.CommandDriver:   handle(driver),

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,7 +35,7 @@ func stream(args guest.StreamArgs) (guest.StreamResult, error) {
 	if args.Receive {
 		return guest.ReceiveStream(conn)
 	}
-	return guest.SendStream(conn, args.Bytes, args.Seed)
+	return guest.SendUntil(conn, args.Bytes, args.Seed, untilCalm().Done())
 }
 
 // dial tries again while nobody listens.
@@ -122,12 +124,40 @@ func echo(args guest.EchoArgs) (guest.EchoResult, error) {
 	return guest.Echo(conn, args)
 }
 
+// lasting is the context of what is under way and could last long.
+var lasting struct {
+	sync.Mutex
+	ctx context.Context
+	end context.CancelFunc
+}
+
+// untilCalm is a context that ends with the next calm.
+func untilCalm() context.Context {
+	lasting.Lock()
+	defer lasting.Unlock()
+	if lasting.ctx == nil {
+		lasting.ctx, lasting.end = context.WithCancel(context.Background())
+	}
+	return lasting.ctx
+}
+
+func calm(struct{}) (struct{}, error) {
+	lasting.Lock()
+	defer lasting.Unlock()
+	if lasting.ctx != nil {
+		lasting.end()
+		lasting.ctx = nil
+	}
+	return struct{}{}, nil
+}
+
 func flood(args guest.FloodArgs) (guest.FloodResult, error) {
 	conn, err := net.Dial("udp", args.Addr)
 	if err != nil {
 		return guest.FloodResult{}, err
 	}
 	defer conn.Close()
+	defer context.AfterFunc(untilCalm(), func() { conn.Close() })()
 	return guest.Flood(conn, args), nil
 }
 
@@ -137,5 +167,6 @@ func sink(args guest.SinkArgs) (guest.SinkResult, error) {
 		return guest.SinkResult{}, fmt.Errorf("sink: %w", err)
 	}
 	defer conn.Close()
+	defer context.AfterFunc(untilCalm(), func() { conn.Close() })()
 	return guest.Sink(conn, args), nil
 }

@@ -117,7 +117,9 @@ func program(t *testing.T) string {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "vhostd")
-	if out, err := exec.Command("go", "build", "-o", path, "github.com/vhostd/vhostd/cmd/vhostd").CombinedOutput(); err != nil {
+	cmd := exec.Command("go", "build", "-o", path, "github.com/vhostd/vhostd/cmd/vhostd")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as it is published
+	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	os.Setenv(binaryPath, path)
