@@ -31,13 +31,14 @@ func soakLength(t *testing.T) time.Duration {
 // holding is what the processes hold while nothing is under way, or at one moment of the load.
 type holding struct {
 	files, goroutines, pages, inFlight, flows int // of vhostd serve
-	resident, mapped                          int // KiB, and mappings
+	resident, heap, idle                      int // KiB: all, the heap in use, and what of it waits to be used or given back
+	mapped                                    int // mappings
 	attachFiles, attachResident               int
 }
 
 func (h holding) String() string {
-	return fmt.Sprintf("%d descriptors, %d goroutines, %d pages of the arena (%d in flight), %d mappings, %d KiB resident, %d flows; attach: %d descriptors, %d KiB",
-		h.files, h.goroutines, h.pages, h.inFlight, h.mapped, h.resident, h.flows, h.attachFiles, h.attachResident)
+	return fmt.Sprintf("%d descriptors, %d goroutines, %d pages of the arena (%d in flight), %d mappings, %d KiB resident (heap %d, idle %d), %d flows; "+
+		"attach: %d descriptors, %d KiB", h.files, h.goroutines, h.pages, h.inFlight, h.mapped, h.resident, h.heap, h.idle, h.flows, h.attachFiles, h.attachResident)
 }
 
 // soak is a namespace attached to a user network, and everything that puts load on it.
@@ -54,7 +55,8 @@ type soak struct {
 func TestSoak(t *testing.T) {
 	length := soakLength(t)
 	s := startSoak(t)
-	warm := min(max(length/4, 10*time.Second), 4*time.Minute)
+	// The arena's pages are touched one after the other, and the heap grows to its working size.
+	warm := min(max(length/4, time.Minute), 4*time.Minute)
 	s.run(warm)
 	start := s.rest(holding{})
 	t.Logf("at rest after %v: %v", warm, start)
@@ -218,6 +220,8 @@ func (s *soak) holding() (h holding) {
 		}
 		*to = int(value)
 	}
+	h.heap = int(metrics["go_memstats_heap_inuse_bytes"]) >> 10
+	h.idle = int(metrics["go_memstats_heap_idle_bytes"]-metrics["go_memstats_heap_released_bytes"]) >> 10
 	h.files, _ = processUse(s.t, s.daemon.PID())
 	h.resident, h.mapped = residentKiB(s.t, s.daemon.PID())
 	h.attachFiles, _ = processUse(s.t, s.guest.PID())

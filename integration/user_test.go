@@ -120,6 +120,7 @@ func TestUser(t *testing.T) {
 		{"datagrams", testUserDatagrams},
 		{"published ports", testUserPublished},
 		{"latency under load", testUserLatency},
+		{"loss and pauses", testUserLoss},
 		{"resolver changes", testUserResolver},
 		{"interface of the host down and up", testUserInterface},
 		{"vhostd restarted", testUserRestart},
