@@ -28,8 +28,11 @@ test: ## everything that CI runs; under 25 minutes on two cores
 	done; \
 	echo "== done in $$((SECONDS - start)) s"
 
-test-long: setup ## the integration tests with all combinations, many rounds and the race detector in vhostd; about 70 minutes
+test-long: setup ## the integration tests with all combinations, many rounds and the race detector in vhostd, and the long forms of unit tests; about 95 minutes
 	VHOSTD_LONG=1 VHOSTD_RACE=1 go test -json -timeout 4h -p 1 -count 1 ./integration/... | $(report) -v
+	VHOSTD_LONG=1 go test -json -timeout 1h -p 1 -count 1 ./pool ./port/user | $(report) -v
+	VHOSTD_LONG=1 go test -json -timeout 1h -count 1 -run "^TestLong" ./cmd/vhostd | $(report) -v
+	VHOSTD_SOAK=$${VHOSTD_SOAK:-2m} go test -json -timeout 4h -count 1 -run "^TestSoak$$" ./integration | $(report) -v
 	go test -race -json -timeout 1h -count 1 -run "^TestSequence$$" ./integration/cases | $(report) -v
 
 check: ## format, vet, staticcheck, import table, unsafe rules, arm64 build

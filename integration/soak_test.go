@@ -75,11 +75,12 @@ func TestSoak(t *testing.T) {
 
 func startSoak(t *testing.T) *soak {
 	t.Helper()
+	t.Setenv("GOGC", "50") // the heap is little more than what is reachable, so that what stays shows
 	s := &soak{t: t, host: newInternet(t)}
 	var err error
 	s.daemon, err = s.host.StartDaemon(userPrefixes + ",host=box.example.test:10.9.8.7" +
 		",publish=" + rig.Live4 + ":8080:" + echoPort + ",publish=[" + rig.Live6 + "]:8080:" + echoPort +
-		",publish=" + rig.Live4 + ":8080:" + echoPort + "/udp,publish=unix:" + filepath.Join(s.host.Folder, "echo.sock") + ":" + echoPort)
+		",publish=" + rig.Live4 + ":8080:" + echoPort + "/udp,publish=[" + rig.Live6 + "]:8080:" + echoPort + "/udp,publish=unix:" + filepath.Join(s.host.Folder, "echo.sock") + ":" + echoPort)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -99,7 +99,7 @@ func (s *soak) addLoads() {
 		return shortConnection(ns, net.JoinHostPort([]string{rig.Live4, rig.Live6}[n%2], "8080"), n)
 	})
 	outside("published, datagrams", 2*moment, func(n int, ns *rig.Namespace) error {
-		return oneShot(ns, rig.Live4+":8080", []int{64, 0, 1400, 9000}[n%4])
+		return oneShot(ns, net.JoinHostPort([]string{rig.Live4, rig.Live6}[n%2], "8080"), []int{64, 0, 1400, 9000}[n/2%4])
 	})
 	path := filepath.Join(s.host.Folder, "echo.sock")
 	outside("published, Unix socket", 5*moment, func(int, *rig.Namespace) error {

@@ -103,7 +103,7 @@ func TestUser(t *testing.T) {
 	e := bootUser(t, func(i *rig.Internet) string {
 		return userPrefixes + ",search=example.test,host=box.example.test:10.9.8.7" +
 			",publish=" + rig.Live4 + ":8080:" + echoPort + ",publish=[" + rig.Live6 + "]:8080:" + echoPort +
-			",publish=" + rig.Live4 + ":8080:" + echoPort + "/udp,publish=unix:" + filepath.Join(i.Folder, "echo.sock") + ":" + echoPort
+			",publish=" + rig.Live4 + ":8080:" + echoPort + "/udp,publish=[" + rig.Live6 + "]:8080:" + echoPort + "/udp,publish=unix:" + filepath.Join(i.Folder, "echo.sock") + ":" + echoPort
 	})
 	serveEchoes(t, e.Internet)
 	steps := []struct {
@@ -270,7 +270,7 @@ func testUserPing(t *testing.T, e *userEnv) {
 		size int
 		want int
 	}{
-		{rig.Live4, 56, 3}, {rig.Live6, 56, 3}, {rig.Live4, 4000, 3}, {rig.Live6, 4000, 3},
+		{rig.Live4, 56, 3}, {rig.Live6, 56, 3}, {rig.Live4, 1472, 3}, {rig.Live6, 1472, 3}, {rig.Live4, 8000, 3}, {rig.Live6, 8000, 3},
 		{userGateway4, 56, 3}, {userGateway6, 56, 3},
 		{rig.Silent4, 56, 0}, {rig.Silent6, 56, 0}, {rig.Unreached4, 56, 0}, {rig.Unreached6, 56, 0},
 	} {
