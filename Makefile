@@ -28,7 +28,7 @@ test: ## everything that CI runs; under 25 minutes on two cores
 	done; \
 	echo "== done in $$((SECONDS - start)) s"
 
-test-long: setup ## the integration tests with all combinations, many rounds and the race detector in vhostd, and the long forms of unit tests; about 95 minutes
+test-long: setup ## all combinations, many rounds, the race detector in vhostd, long forms of unit tests, a soak; about 95 minutes
 	VHOSTD_LONG=1 VHOSTD_RACE=1 go test -json -timeout 4h -p 1 -count 1 ./integration/... | $(report) -v
 	VHOSTD_LONG=1 go test -json -timeout 1h -p 1 -count 1 ./pool ./port/user | $(report) -v
 	VHOSTD_LONG=1 go test -json -timeout 1h -count 1 -run "^TestLong" ./cmd/vhostd | $(report) -v

@@ -37,8 +37,9 @@ type holding struct {
 }
 
 func (h holding) String() string {
-	return fmt.Sprintf("%d descriptors, %d goroutines, %d pages of the arena (%d in flight), %d mappings, %d KiB resident (heap %d, idle %d), %d flows; "+
-		"attach: %d descriptors, %d KiB", h.files, h.goroutines, h.pages, h.inFlight, h.mapped, h.resident, h.heap, h.idle, h.flows, h.attachFiles, h.attachResident)
+	return fmt.Sprintf("%d descriptors, %d goroutines, %d pages of the arena (%d in flight), %d mappings, %d KiB resident (heap %d, idle %d), "+
+		"%d flows; attach: %d descriptors, %d KiB", h.files, h.goroutines, h.pages, h.inFlight, h.mapped, h.resident, h.heap, h.idle,
+		h.flows, h.attachFiles, h.attachResident)
 }
 
 // soak is a namespace attached to a user network, and everything that puts load on it.
@@ -80,7 +81,8 @@ func startSoak(t *testing.T) *soak {
 	var err error
 	s.daemon, err = s.host.StartDaemon(userPrefixes + ",host=box.example.test:10.9.8.7" +
 		",publish=" + rig.Live4 + ":8080:" + echoPort + ",publish=[" + rig.Live6 + "]:8080:" + echoPort +
-		",publish=" + rig.Live4 + ":8080:" + echoPort + "/udp,publish=[" + rig.Live6 + "]:8080:" + echoPort + "/udp,publish=unix:" + filepath.Join(s.host.Folder, "echo.sock") + ":" + echoPort)
+		",publish=" + rig.Live4 + ":8080:" + echoPort + "/udp,publish=[" + rig.Live6 + "]:8080:" + echoPort + "/udp" +
+		",publish=unix:" + filepath.Join(s.host.Folder, "echo.sock") + ":" + echoPort)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,12 +114,7 @@ func startSoak(t *testing.T) *soak {
 // run puts the load on for a time. It returns what was held at moments of it.
 func (s *soak) run(length time.Duration) (samples []holding) {
 	s.t.Helper()
-	over := make(chan struct{})
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		runLoads(s.loads, over)
-	}()
+	defer s.startLoads()() // before the namespaces go, whatever happens
 	tick := time.NewTicker(max(length/240, time.Second))
 	defer tick.Stop()
 	note := time.Now()
@@ -128,13 +125,24 @@ func (s *soak) run(length time.Duration) (samples []holding) {
 			s.t.Logf("%v to go: %v", time.Until(end).Round(time.Second), samples[len(samples)-1])
 		}
 	}
-	close(over)
-	select {
-	case <-ended:
-	case <-time.After(patience):
-		s.t.Fatalf("the load does not end; output of vhostd:\n%s", s.daemon.Output())
-	}
 	return samples
+}
+
+// startLoads returns what ends them.
+func (s *soak) startLoads() (stop func()) {
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		runLoads(s.loads, over)
+	}()
+	return func() {
+		close(over)
+		select {
+		case <-ended:
+		case <-time.After(2 * patience):
+			panic("the load does not end; output of vhostd:\n" + s.daemon.Output())
+		}
+	}
 }
 
 // rest waits until all flows have ended and what is held is no more than want, or, without one, does not change any more. It
@@ -188,7 +196,8 @@ func (s *soak) judge(start, end holding, under []holding) {
 		{"attach at rest", start.attachResident, end.attachResident},
 		{"attach under load", median(under[:quarter], attach), median(under[len(under)-quarter:], attach)},
 	} {
-		s.t.Logf("%s: %d KiB resident before, %d KiB at the end (%+.1f %%)", part.what, part.before, part.then, 100*float64(part.then-part.before)/float64(part.before))
+		change := 100 * float64(part.then-part.before) / float64(part.before)
+		s.t.Logf("%s: %d KiB resident before, %d KiB at the end (%+.1f %%)", part.what, part.before, part.then, change)
 		// The race detector never gives back what it keeps of goroutines that are gone.
 		if os.Getenv("VHOSTD_RACE") != "1" && part.then > part.before+part.before/20+residentSlack {
 			s.t.Errorf("%s: resident memory grows from %d to %d KiB", part.what, part.before, part.then)

@@ -238,7 +238,8 @@ func askName(ns *rig.Namespace, n int) error {
 		{"no.example.test", "A", "NXDOMAIN", 0}, {"box.example.test", "A", "NOERROR", 1}, {rig.LargeName, "TXT", "NOERROR", rig.LargeRecords},
 	}[n/2%6]
 	return ns.Do(func() error {
-		got, err := guest.Resolve(guest.ResolveArgs{Server: net.JoinHostPort(server, "53"), Name: q.name, Type: q.kind, Timeout: 20 * time.Second})
+		args := guest.ResolveArgs{Server: net.JoinHostPort(server, "53"), Name: q.name, Type: q.kind, Timeout: 20 * time.Second}
+		got, err := guest.Resolve(args)
 		if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
 			return errLost
 		}
