@@ -19,7 +19,7 @@ func soakLength(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("VHOSTD_SOAK")
 	if text == "" {
-		t.Skip("soak: runs with VHOSTD_SOAK=20m or any other duration (make test-long: 2m)")
+		t.Skip("long: a soak, which runs with VHOSTD_SOAK=20m or any other duration (make test-long: 2m)")
 	}
 	length, err := time.ParseDuration(text)
 	if err != nil || length < 10*time.Second {
@@ -37,8 +37,8 @@ type holding struct {
 }
 
 func (h holding) String() string {
-	return fmt.Sprintf("%d descriptors, %d goroutines, %d pages of the arena (%d in flight), %d mappings, %d KiB resident (heap %d, idle %d), "+
-		"%d flows; attach: %d descriptors, %d KiB", h.files, h.goroutines, h.pages, h.inFlight, h.mapped, h.resident, h.heap, h.idle,
+	return fmt.Sprintf("%d descriptors, %d goroutines, %d pages of the arena (%d in flight), %d mappings, "+
+		"%d KiB resident (heap %d, idle %d), %d flows; attach: %d descriptors, %d KiB", h.files, h.goroutines, h.pages, h.inFlight, h.mapped, h.resident, h.heap, h.idle,
 		h.flows, h.attachFiles, h.attachResident)
 }
 
