@@ -38,8 +38,8 @@ type holding struct {
 
 func (h holding) String() string {
 	return fmt.Sprintf("%d descriptors, %d goroutines, %d pages of the arena (%d in flight), %d mappings, "+
-		"%d KiB resident (heap %d, idle %d), %d flows; attach: %d descriptors, %d KiB", h.files, h.goroutines, h.pages, h.inFlight, h.mapped, h.resident, h.heap, h.idle,
-		h.flows, h.attachFiles, h.attachResident)
+		"%d KiB resident (heap %d, idle %d), %d flows; attach: %d descriptors, %d KiB", h.files, h.goroutines, h.pages,
+		h.inFlight, h.mapped, h.resident, h.heap, h.idle, h.flows, h.attachFiles, h.attachResident)
 }
 
 // soak is a namespace attached to a user network, and everything that puts load on it.
