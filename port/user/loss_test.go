@@ -65,14 +65,18 @@ func TestNAT19_LossAndPauses(t *testing.T) {
 			_, _ = c.Write(data[:int(size[0])<<20])
 		}
 	})
-	want := func(n int) []byte { s := sha256.Sum256(data[:n]); return s[:] }
+	digests := map[int][]byte{}
+	for _, n := range []int{long, short} {
+		digest := sha256.Sum256(data[:n])
+		digests[n] = digest[:]
+	}
 	up := listenTCP(t, net.JoinHostPort(live6, "0"), func(c *net.TCPConn) {
 		var size [1]byte
 		_, err := io.ReadFull(c, size[:])
 		n := int(size[0]) << 20
 		if h, failed := drain(c, n); err != nil || failed != nil {
 			t.Errorf("up: %v %v", err, failed)
-		} else if !bytes.Equal(h.Sum(nil), want(n)) {
+		} else if !bytes.Equal(h.Sum(nil), digests[n]) {
 			t.Errorf("up: other bytes arrived")
 		}
 		_, _ = c.Write(size[:])
@@ -87,7 +91,7 @@ func TestNAT19_LossAndPauses(t *testing.T) {
 		}
 		all.Go(func() {
 			if i%2 == 0 {
-				g.receive(down, n, want(n))
+				g.receive(down, n, digests[n])
 			} else {
 				g.send(up, data[:n])
 			}
@@ -121,8 +125,10 @@ func (g *guest) send(at string, data []byte) {
 		return
 	}
 	defer c.Close()
-	if _, err := c.Write(append([]byte{byte(len(data) >> 20)}, data...)); err != nil {
-		g.t.Errorf("up: %v", err)
+	for _, b := range [][]byte{{byte(len(data) >> 20)}, data} {
+		if _, err := c.Write(b); err != nil {
+			g.t.Errorf("up: %v", err)
+		}
 	}
 	_ = c.SetReadDeadline(time.Now().Add(5 * stall))
 	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
