@@ -38,7 +38,7 @@ func TestNAT07_MemoryIsFlat(t *testing.T) {
 // heap is what it was; in that minute nothing runs.
 func TestLongNAT07_MemoryIsFlat(t *testing.T) {
 	testmain.Long(t)
-	const length, idle = 3 * time.Minute, time.Minute
+	const length, idle, residentSlack = 3 * time.Minute, time.Minute, 4 << 10
 	round := mixedTraffic(t)
 	round()
 	var samples []int
@@ -64,7 +64,8 @@ func TestLongNAT07_MemoryIsFlat(t *testing.T) {
 	t.Logf("%d rounds in %v; resident in the third quarter %d to %d KiB (median %d), in the fourth %d to %d (%d)",
 		n, length, third[0], third[len(third)-1], before, fourth[0], fourth[len(fourth)-1], after)
 	t.Logf("heap %d KiB, after a minute of silence %d KiB, which took %v of processor time", base>>10, now>>10, used)
-	if after > before+before/20 {
+	// The process is small: what the runtime keeps of spans and stacks varies by more than a twentieth of it.
+	if after > before+before/20+residentSlack {
 		t.Errorf("resident memory has grown from %d to %d KiB", before, after)
 	}
 	if now > base+base/20+1<<20 {
