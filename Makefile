@@ -37,8 +37,11 @@ test: ## everything that CI runs; under 25 minutes on two cores
 	for name in race arm64 fuzz-smoke integration; do step $$name; done; \
 	echo "== done in $$((SECONDS - start)) s"
 
-test-long: setup ## the integration tests with all combinations, many rounds and the race detector in vhostd; about 70 minutes
+test-long: setup ## all combinations, many rounds, the race detector in vhostd, long forms of unit tests, a soak; about 95 minutes
 	VHOSTD_LONG=1 VHOSTD_RACE=1 $(gotest) -timeout 4h -p 1 -count 1 ./integration/... | $(report) -v
+	VHOSTD_LONG=1 $(gotest) -timeout 1h -p 1 -count 1 ./pool ./port/user | $(report) -v
+	VHOSTD_LONG=1 $(gotest) -timeout 1h -count 1 -run "^TestLong" ./cmd/vhostd | $(report) -v
+	VHOSTD_SOAK=$${VHOSTD_SOAK:-2m} $(gotest) -timeout 4h -count 1 -run "^TestSoak$$" ./integration | $(report) -v
 	CGO_ENABLED=1 $(gotest) -race -timeout 1h -count 1 -run "^TestSequence$$" ./integration/cases | $(report) -v
 
 check: ## format, vet, staticcheck, import table, unsafe rules, arm64 build

@@ -104,7 +104,7 @@ func TestUser(t *testing.T) {
 	e := bootUser(t, func(i *rig.Internet) string {
 		return userPrefixes + ",search=example.test,host=box.example.test:10.9.8.7" +
 			",publish=" + rig.Live4 + ":8080:" + echoPort + ",publish=[" + rig.Live6 + "]:8080:" + echoPort +
-			",publish=" + rig.Live4 + ":8080:" + echoPort + "/udp,publish=unix:" + filepath.Join(i.Folder, "echo.sock") + ":" + echoPort
+			",publish=" + rig.Live4 + ":8080:" + echoPort + "/udp,publish=[" + rig.Live6 + "]:8080:" + echoPort + "/udp,publish=unix:" + filepath.Join(i.Folder, "echo.sock") + ":" + echoPort
 	})
 	serveEchoes(t, e.Internet)
 	steps := []struct {
@@ -121,6 +121,7 @@ func TestUser(t *testing.T) {
 		{"datagrams", testUserDatagrams},
 		{"published ports", testUserPublished},
 		{"latency under load", testUserLatency},
+		{"loss and pauses", testUserLoss},
 		{"resolver changes", testUserResolver},
 		{"interface of the host down and up", testUserInterface},
 		{"vhostd restarted", testUserRestart},
@@ -275,7 +276,8 @@ func testUserPing(t *testing.T, e *userEnv) {
 	}
 	for _, dst := range []string{rig.Live4, rig.Live6} {
 		ping(dst, 56, count, 10*time.Second)
-		ping(dst, 4000, count, 10*time.Second)
+		ping(dst, 1472, count, 10*time.Second)
+		ping(dst, 8000, count, 10*time.Second)
 	}
 	ping(userGateway4, 56, count, 10*time.Second)
 	ping(userGateway6, 56, count, 10*time.Second)

@@ -43,15 +43,17 @@ func testUserPublished(t *testing.T, e *userEnv) {
 	}
 	wantGuestEcho(t, conn)
 
-	datagrams, err := e.DialUDP(net.JoinHostPort(rig.Live4, "8080"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer datagrams.Close()
-	want := []int{0, 1, 1472, 9000, 60000}
-	result, err := guest.Sizes(datagrams, guest.SizesArgs{Sizes: want, Timeout: 10 * time.Second})
-	if err != nil || !slices.Equal(result.Returned, want) {
-		t.Errorf("datagrams to the guest: %+v, %v, want %v", result, err, want)
+	for _, host := range []string{rig.Live4, rig.Live6} {
+		datagrams, err := e.DialUDP(net.JoinHostPort(host, "8080"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer datagrams.Close()
+		want := []int{0, 1, 1472, 9000, 60000}
+		result, err := guest.Sizes(datagrams, guest.SizesArgs{Sizes: want, Timeout: 10 * time.Second})
+		if err != nil || !slices.Equal(result.Returned, want) {
+			t.Errorf("datagrams to the guest by %s: %+v, %v, want %v", host, result, err, want)
+		}
 	}
 }
 

@@ -59,6 +59,7 @@ const (
 	CommandTrips    = "trips"    // TripsArgs -> TripsResult
 	CommandSizes    = "sizes"    // SizesArgs -> SizesResult
 	CommandListen   = "listen"   // ListenArgs -> nothing; the services last as long as the guest
+	CommandLoss     = "loss"     // LossArgs -> nothing
 )
 
 // DHCPArgs asks for an address by DHCPv4 (RFC 2131) for an interface that is up, and puts everything that is told into force: address,
@@ -131,6 +132,12 @@ type ChannelsArgs struct {
 type Channels struct {
 	Combined int `json:"combined"`
 	Max      int `json:"max"`
+}
+
+// LossArgs has an interface lose a share of its frames, in each direction. 0 ends it.
+type LossArgs struct {
+	Name    string  `json:"name"`
+	Percent float32 `json:"percent"`
 }
 
 // OffloadsArgs switches checksum, scatter-gather, segmentation and receive offloads together (ethtool -K).

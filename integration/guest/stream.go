@@ -16,7 +16,14 @@ type StreamArgs struct {
 	Receive bool          `json:"receive,omitempty"` // read until the end instead of sending
 	Bytes   int64         `json:"bytes,omitempty"`   // to send
 	Seed    uint64        `json:"seed,omitempty"`    // of the bytes to send
+	Rests   Rests         `json:"rests,omitzero"`    // of who receives
 	Timeout time.Duration `json:"timeout"`           // for the whole
+}
+
+// Rests are pauses of a receiver, each time that Every bytes have come; with 0 there are none.
+type Rests struct {
+	Every int64         `json:"every,omitempty"`
+	For   time.Duration `json:"for,omitempty"`
 }
 
 // ServeArgs describes one TCP connection that the guest accepts and reads to the end.
@@ -30,6 +37,8 @@ type StreamResult struct {
 	Bytes  int64         `json:"bytes"`
 	SHA256 string        `json:"sha256"`
 	Took   time.Duration `json:"took"`
+	// Longest is the longest time that a receiver with rests waited for bytes.
+	Longest time.Duration `json:"longest,omitempty"`
 }
 
 const streamBlock = 256 << 10
@@ -70,6 +79,35 @@ func (u until) Read(p []byte) (int, error) {
 // ReceiveStream reads r to its end and returns the digest of what came.
 func ReceiveStream(r io.Reader) (StreamResult, error) {
 	return copyStream(io.Discard, r)
+}
+
+// ReceiveResting is ReceiveStream with rests.
+func ReceiveResting(r io.Reader, rests Rests) (StreamResult, error) {
+	resting := &restingReader{r: r, rests: rests, next: rests.Every}
+	result, err := ReceiveStream(resting)
+	result.Longest = resting.longest
+	return result, err
+}
+
+// restingReader rests.
+type restingReader struct {
+	r       io.Reader
+	rests   Rests
+	n, next int64
+	longest time.Duration
+}
+
+// Read implements io.Reader.
+func (r *restingReader) Read(p []byte) (int, error) {
+	if r.rests.Every > 0 && r.n >= r.next {
+		r.next += r.rests.Every
+		time.Sleep(r.rests.For)
+	}
+	start := time.Now()
+	n, err := r.r.Read(p)
+	r.longest = max(r.longest, time.Since(start))
+	r.n += int64(n)
+	return n, err
 }
 
 func copyStream(w io.Writer, r io.Reader) (StreamResult, error) {

@@ -90,7 +90,7 @@ func Connect(args ConnectArgs) ConnectResult {
 					err = echoOnce(conn, i, start.Add(args.Timeout))
 				}
 			}
-			outcomes <- outcome(err)
+			outcomes <- Outcome(err)
 			<-decided
 		})
 	}
@@ -104,7 +104,8 @@ func Connect(args ConnectArgs) ConnectResult {
 	return result
 }
 
-func outcome(err error) string {
+// Outcome names the outcome of a connect.
+func Outcome(err error) string {
 	switch {
 	case err == nil:
 		return Connected

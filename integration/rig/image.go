@@ -30,6 +30,11 @@ var modules = []string{
 	"net/802/garp.ko",
 	"net/802/mrp.ko",
 	"net/8021q/8021q.ko",
+	"net/sched/sch_netem.ko", // these and ifb: guest.CommandLoss
+	"net/sched/sch_ingress.ko",
+	"net/sched/cls_matchall.ko",
+	"net/sched/act_mirred.ko",
+	"drivers/net/ifb.ko",
 }
 
 // Image is what QEMU boots.

@@ -3,6 +3,7 @@ package rig
 import (
 	"fmt"
 	"net"
+	"os"
 	"runtime"
 	"time"
 
@@ -35,6 +36,24 @@ func NewNamespace() (*Namespace, error) {
 		return nil, err
 	}
 	return ns, nil
+}
+
+// Twin is the same namespace on another thread, so that functions that block do not hold up each other. It is closed like the first one.
+func (ns *Namespace) Twin() (*Namespace, error) {
+	var file *os.File
+	if err := ns.Do(func() (err error) {
+		file, err = os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	twin := newThread()
+	if err := twin.Do(func() error { return unix.Setns(int(file.Fd()), unix.CLONE_NEWNET) }); err != nil {
+		twin.Close()
+		return nil, fmt.Errorf("enter the network namespace: %w", err)
+	}
+	return twin, nil
 }
 
 // newThread starts the thread. It is never unlocked, so it ends with its goroutine, and with it its children (Pdeathsig).

@@ -9,6 +9,7 @@ import (
 
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 
+	"github.com/vhostd/vhostd/internal/testmain"
 	"github.com/vhostd/vhostd/port/porttest"
 	"github.com/vhostd/vhostd/virtio"
 )
@@ -105,6 +106,57 @@ func TestNAT02_DeadDestination(t *testing.T) {
 		t.Errorf("%d flows, 300 are allowed", n)
 	}
 	g.mustDial(at).Close()
+}
+
+// TestLongNAT02_DeadDestination: 2000 connects to nowhere, whose SYNs come again as a guest repeats them, and a connection to a host that
+// answers every 100 ms, until all of the former have ended for want of an answer.
+func TestLongNAT02_DeadDestination(t *testing.T) {
+	testmain.Long(t)
+	t.Parallel()
+	const dead = 2000
+	p := newPort(t, Options{})
+	g := newGuest(t, p)
+	at := listenTCP(t, live4+":0", echoTCP)
+	silent := netip.MustParseAddrPort(silent4 + ":80")
+	g.mustDial(at).Close()
+	pending := func() int {
+		p.tcp.mu.Lock()
+		defer p.tcp.mu.Unlock()
+		return len(p.tcp.pending)
+	}
+	syns := func() {
+		for i := range uint16(dead) {
+			g.card.send(g.segment(20000+i, silent, 1000, flagSYN), virtio.NetHdr{})
+		}
+	}
+	syns()
+	if !porttest.Eventually(func() bool { return pending() == dead }) {
+		t.Fatalf("%d connects, want %d", pending(), dead)
+	}
+	start, again := time.Now(), time.Second
+	tries, longest := 0, time.Duration(0)
+	for ; pending() > 0; time.Sleep(100 * time.Millisecond) {
+		switch since := time.Since(start); {
+		case since > connectLife+time.Minute:
+			t.Fatalf("%d connects are still under way after %v", pending(), since)
+		case since > again && again < 40*time.Second: // a SYN after that would be a new connect
+			again *= 2
+			syns()
+		}
+		if n := p.flows.fds.held.Load(); n > dead+100 {
+			t.Fatalf("%d descriptors for %d connects", n, dead)
+		}
+		began := time.Now()
+		c, err := g.dial(at)
+		if err != nil {
+			t.Fatalf("try %d: %v", tries, err)
+		}
+		c.Close()
+		tries++
+		longest = max(longest, time.Since(began))
+	}
+	t.Logf("%d connections to a host that answers, the slowest up after %v; the dead ones ended after %v", tries, longest, time.Since(start))
+	noFlows(t, p)
 }
 
 // TestNAT21_Flood: SYNs and datagrams to a host that answers, without an end of any handshake. Goroutines and memory stay bounded, and

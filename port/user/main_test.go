@@ -41,6 +41,10 @@ func TestMain(m *testing.M) {
 	case os.Getenv(inSpace) == "":
 		os.Exit(enterSpace())
 	}
+	if long() {
+		// Flows and their servers have two each. Who may not raise the limit has fewer flows, and TestIdleFlows says how many.
+		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1 << 16, Max: 1 << 16})
+	}
 	if err := makeHost(); err != nil {
 		fmt.Fprintln(os.Stderr, "the host of the tests:", err)
 		os.Exit(1)
@@ -54,6 +58,17 @@ func leakedPackets() error {
 	runtime.GC()
 	refs.DoLeakCheck() // panics with what has leaked
 	return nil
+}
+
+// long says whether the sizes of the cases themselves are wanted instead of small ones.
+func long() bool { return os.Getenv("VHOSTD_LONG") == "1" }
+
+// sized is the size of a case: short in every run, full with VHOSTD_LONG=1.
+func sized[T any](short, full T) T {
+	if long() {
+		return full
+	}
+	return short
 }
 
 func enterSpace() int {

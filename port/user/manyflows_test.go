@@ -3,7 +3,6 @@ package user
 import (
 	"encoding/binary"
 	"net/netip"
-	"os"
 	"runtime"
 	"sync"
 	"testing"
@@ -116,10 +115,7 @@ func (c *crowd) hangUp() {
 
 // TestIdleFlows: an idle TCP flow costs no goroutine and at most 16 KiB.
 func TestIdleFlows(t *testing.T) {
-	flows := 500
-	if os.Getenv("VHOSTD_LONG") == "1" {
-		flows = min(10_000, int(descriptors.limit()/2)/500*500-500) // a network leaves half of the descriptors to others
-	}
+	flows := sized(500, min(10_000, int(descriptors.limit()/2)/500*500-500)) // a network leaves half of the descriptors to others
 	p := newPort(t, Options{})
 	c := newCrowd(t, p)
 	c.connect(10)

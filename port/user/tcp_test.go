@@ -111,7 +111,7 @@ func TestNAT03_HalfClose(t *testing.T) {
 		if n != up || err != nil {
 			t.Errorf("host received %d bytes, %v", n, err)
 		}
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(sized(200*time.Millisecond, 2*time.Second))
 		_, _ = c.Write(make([]byte, down))
 	})
 	c := g.mustDial(at)

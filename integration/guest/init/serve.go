@@ -41,6 +41,7 @@ var handlers = map[string]func(json.RawMessage) (any, error){
 	guest.CommandTrips:    handle(trips),
 	guest.CommandSizes:    handle(sizes),
 	guest.CommandListen:   handle(listen),
+	guest.CommandLoss:     handle(loss),
 }
 
 func handle[A, R any](f func(A) (R, error)) func(json.RawMessage) (any, error) {

@@ -33,7 +33,7 @@ func stream(args guest.StreamArgs) (guest.StreamResult, error) {
 		return guest.StreamResult{}, err
 	}
 	if args.Receive {
-		return guest.ReceiveStream(conn)
+		return guest.ReceiveResting(conn, args.Rests)
 	}
 	return guest.SendUntil(conn, args.Bytes, args.Seed, untilCalm().Done())
 }

@@ -23,6 +23,8 @@ func TestNAT09_EveryType(t *testing.T) {
 		"WwW.Example.com. 60 IN NS ns.example.com.", "WwW.Example.com. 60 IN SOA ns.example.com. root.example.com. 1 2 3 4 5",
 		`WwW.Example.com. 60 IN CAA 0 issue "ca.example"`, "WwW.Example.com. 60 IN HTTPS 1 . alpn=h2 ipv4hint=192.0.2.1",
 		`WwW.Example.com. 60 IN TYPE65280 \# 4 01020304`, "WwW.Example.com. 60 IN CNAME other.example.com.",
+		"WwW.Example.com. 60 IN CNAME b.example.com.\nb.example.com. 60 IN CNAME c.example.com.\nc.example.com. 60 IN A 192.0.2.3",
+		"WwW.Example.com. 60 IN TXT" + strings.Repeat(` "`+strings.Repeat("c", 200)+`"`, 5),
 	}
 	sentBy := make(chan []byte, 1)
 	r := newResolver(t, nil)
@@ -35,28 +37,38 @@ func TestNAT09_EveryType(t *testing.T) {
 		}
 		for _, line := range lines {
 			r.set(func(query []byte, stream bool) [][]byte {
-				answer := records(mdns.RcodeSuccess, line)(query, stream)
+				answer := records(mdns.RcodeSuccess, strings.Split(line, "\n")...)(query, stream)
 				sentBy <- answer[0]
 				return answer
 			})
-			rr, _ := mdns.NewRR(line)
-			query, _ := new(mdns.Msg).SetQuestion("WwW.Example.com.", rr.Header().Rrtype).SetEdns0(1232, true).Pack()
-			conn, err := net.Dial("udp", s.addr)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
-			_, _ = conn.Write(query)
-			got := make([]byte, maxAnswer)
-			n, err := conn.Read(got)
-			conn.Close()
-			end, sent := question(query), <-sentBy
-			if err != nil || n != len(sent) || !bytes.Equal(got[:2], query[:2]) || !bytes.Equal(got[12:end], query[12:end]) ||
-				!bytes.Equal(got[2:12], sent[2:12]) || !bytes.Equal(got[end:n], sent[end:]) {
-				t.Errorf("%s: error %v\nsent %x\n got %x", line, err, sent, got[:n])
+			rr, _ := mdns.NewRR(strings.Split(line, "\n")[0])
+			for _, kind := range []uint16{rr.Header().Rrtype, mdns.TypeANY} {
+				query, _ := new(mdns.Msg).SetQuestion("WwW.Example.com.", kind).SetEdns0(1232, true).Pack()
+				got, err := s.raw(query)
+				end, sent := question(query), <-sentBy
+				if n := len(got); err != nil || n != len(sent) || !bytes.Equal(got[:2], query[:2]) || !bytes.Equal(got[12:end], query[12:end]) ||
+					!bytes.Equal(got[2:12], sent[2:12]) || !bytes.Equal(got[end:], sent[end:]) {
+					t.Errorf("%s: error %v\nsent %x\n got %x", line, err, sent, got)
+				}
 			}
 		}
 	}
+}
+
+// raw asks by a datagram.
+func (s *site) raw(query []byte) ([]byte, error) {
+	conn, err := net.Dial("udp", s.addr)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := conn.Write(query); err != nil {
+		return nil, err
+	}
+	got := make([]byte, maxAnswer)
+	n, err := conn.Read(got)
+	return got[:n], err
 }
 
 func TestNAT09_Codes(t *testing.T) {
