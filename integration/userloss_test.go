@@ -18,7 +18,7 @@ func testUserLoss(t *testing.T, e *userEnv) {
 	rests := guest.Rests{Every: 20_000_000, For: 10 * time.Second}
 	// Five seconds, three times that for an emulated guest; the short form has a machine that may be busy with other things.
 	longestStall := time.Duration(rounds(60, 15)) * time.Second
-	// Every frame is one that can be lost, not one of forty.
+	// Smaller frames, of which more are lost.
 	e.call(t, guest.CommandOffloads, guest.OffloadsArgs{Name: "eth0", On: false}, nil)
 	e.call(t, guest.CommandLoss, guest.LossArgs{Name: "eth0", Percent: 1}, nil)
 	before, err := e.vm.Link(guest.LinkArgs{Name: "eth0"})
