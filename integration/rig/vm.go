@@ -13,7 +13,7 @@ import (
 )
 
 // bootTimeout is generous: an emulated guest on a busy machine of two cores.
-const bootTimeout = 120 * time.Second
+const bootTimeout = 300 * time.Second
 
 // callTimeout is for commands of the machine protocol and short ones of the guest.
 const callTimeout = 30 * time.Second

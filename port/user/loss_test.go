@@ -54,7 +54,7 @@ func drain(r interface {
 // TestNAT19_LossAndPauses: transfers in both directions at once go on when frames are lost on either way and the receiver stops reading
 // until the window is closed.
 func TestNAT19_LossAndPauses(t *testing.T) {
-	long, short, flows := sized(14<<20, 250<<20), sized(1<<20, 250<<20), sized(3, 4)
+	long, short, flows := sized(14<<20, 125<<20), sized(1<<20, 125<<20), sized(3, 4)
 	p := newPort(t, Options{})
 	g := newGuest(t, p)
 	g.card.gso = false // more and smaller frames to lose
