@@ -20,6 +20,15 @@ type Ends struct {
 
 // Stream moves n bytes over TCP between guest and host and returns what each end saw. The guest opens the connection.
 func (e Ends) Stream(n int64, seed uint64, toGuest bool, timeout time.Duration) (sent, received guest.StreamResult, err error) {
+	return e.stream(guest.StreamArgs{Receive: toGuest, Bytes: n, Seed: seed, Timeout: timeout})
+}
+
+// Zeros is Stream as fast as it goes: what is sent is zeros, and there are no digests.
+func (e Ends) Zeros(n int64, toGuest bool, timeout time.Duration) (sent, received guest.StreamResult, err error) {
+	return e.stream(guest.StreamArgs{Receive: toGuest, Bytes: n, Zeros: true, Timeout: timeout})
+}
+
+func (e Ends) stream(args guest.StreamArgs) (sent, received guest.StreamResult, err error) {
 	listener, err := e.NS.Listen(net.JoinHostPort(e.HostIP, "0"))
 	if err != nil {
 		return sent, received, err
@@ -31,26 +40,27 @@ func (e Ends) Stream(n int64, seed uint64, toGuest bool, timeout time.Duration) 
 	}
 	host := make(chan end, 1)
 	go func() {
-		result, err := serveStream(listener, n, seed, toGuest, timeout)
+		result, err := serveStream(listener, args)
 		host <- end{result, err}
 	}()
 	var inGuest guest.StreamResult
-	args := guest.StreamArgs{Addr: listener.Addr().String(), Receive: toGuest, Bytes: n, Seed: seed, Timeout: timeout}
-	if err := e.VM.Agent.Call(guest.CommandStream, args, &inGuest, timeout+callTimeout); err != nil {
+	args.Addr = listener.Addr().String()
+	if err := e.VM.Agent.Call(guest.CommandStream, args, &inGuest, args.Timeout+callTimeout); err != nil {
 		return sent, received, err
 	}
 	onHost := <-host
 	if onHost.err != nil {
 		return sent, received, fmt.Errorf("host's end: %w", onHost.err)
 	}
-	if toGuest {
+	if args.Receive {
 		return onHost.StreamResult, inGuest, nil
 	}
 	return inGuest, onHost.StreamResult, nil
 }
 
-func serveStream(listener net.Listener, n int64, seed uint64, send bool, timeout time.Duration) (guest.StreamResult, error) {
-	if err := listener.(*net.TCPListener).SetDeadline(time.Now().Add(timeout)); err != nil {
+// serveStream is the other end of what args are for the guest.
+func serveStream(listener net.Listener, args guest.StreamArgs) (guest.StreamResult, error) {
+	if err := listener.(*net.TCPListener).SetDeadline(time.Now().Add(args.Timeout)); err != nil {
 		return guest.StreamResult{}, err
 	}
 	conn, err := listener.Accept()
@@ -58,11 +68,16 @@ func serveStream(listener net.Listener, n int64, seed uint64, send bool, timeout
 		return guest.StreamResult{}, err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(args.Timeout)); err != nil {
 		return guest.StreamResult{}, err
 	}
-	if send {
-		return guest.SendStream(conn, n, seed)
+	switch {
+	case args.Zeros && args.Receive:
+		return guest.SendZeros(conn, args.Bytes)
+	case args.Zeros:
+		return guest.ReceiveAny(conn)
+	case args.Receive:
+		return guest.SendStream(conn, args.Bytes, args.Seed)
 	}
 	return guest.ReceiveStream(conn)
 }

@@ -30,7 +30,12 @@ func stream(args guest.StreamArgs) (guest.StreamResult, error) {
 	if err := conn.SetDeadline(deadline); err != nil {
 		return guest.StreamResult{}, err
 	}
-	if args.Receive {
+	switch {
+	case args.Zeros && args.Receive:
+		return guest.ReceiveAny(conn)
+	case args.Zeros:
+		return guest.SendZeros(conn, args.Bytes)
+	case args.Receive:
 		return guest.ReceiveStream(conn)
 	}
 	return guest.SendStream(conn, args.Bytes, args.Seed)
