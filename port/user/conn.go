@@ -51,19 +51,23 @@ const (
 
 // kick has step called until it returns false with nothing new since.
 func (p *pump) kick(c *conn, step func(*conn) bool) {
+	if p.claim(c) {
+		go p.run(c, step)
+	}
+}
+
+// claim says that the caller is the one to run the direction, and has entered c.
+func (p *pump) claim(c *conn) bool {
 	for {
 		switch s := p.state.Load(); {
 		case s == again:
-			return
+			return false
 		case s == running:
 			if p.state.CompareAndSwap(running, again) {
-				return
+				return false
 			}
 		case p.state.CompareAndSwap(idle, running):
-			if c.enter() {
-				go p.run(c, step)
-			}
-			return
+			return c.enter()
 		}
 	}
 }
@@ -103,7 +107,11 @@ func (c *conn) leave() {
 	}
 }
 
-// begin watches both sides. It is false if that cannot be done.
+// connEvents are what a connection's socket is watched for, from its connect on.
+const connEvents = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLET
+
+// begin watches both sides. It is false if that cannot be done. The caller's goroutine copies the first that the host has sent, if it has,
+// and so saves most connections the start of another one.
 func (c *conn) begin() bool {
 	o := c.ep.SocketOptions()
 	o.SetKeepAlive(true)
@@ -116,16 +124,33 @@ func (c *conn) begin() bool {
 		return false
 	}
 	defer c.leave()
-	t, err := c.side.port.poller.add(c.fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET, c)
+	if !c.watch() {
+		return false
+	}
+	c.waits.EventRegister(&c.entry)
+	if c.ep.Readiness(waiter.ReadableEvents|waiter.EventErr|waiter.EventHUp) != 0 {
+		c.kickUp()
+	}
+	if c.down.claim(c) {
+		c.down.run(c, (*conn).copyDown)
+	}
+	return true
+}
+
+// watch has the poller tell c of its socket, which it may be watching already.
+func (c *conn) watch() bool {
+	p := c.side.port.poller
+	if c.token.valid {
+		p.replace(c.token, c)
+		return true
+	}
+	t, err := p.add(c.fd, connEvents, c)
 	if err != nil {
 		return false
 	}
 	c.mu.Lock()
 	c.token = t
 	c.mu.Unlock()
-	c.waits.EventRegister(&c.entry)
-	c.kickUp()
-	c.kickDown()
 	return true
 }
 

@@ -63,7 +63,7 @@ func (s *tcpSide) connect(c *pending) error {
 		s.port.closeSocket(fd)
 		return nil
 	}
-	if c.token, err = s.port.poller.add(fd, unix.EPOLLOUT|unix.EPOLLET, c); err != nil {
+	if c.token, err = s.port.poller.add(fd, connEvents, c); err != nil {
 		s.port.closeSocket(fd)
 		return err
 	}
@@ -155,7 +155,6 @@ func (s *tcpSide) shake(c *pending) {
 		c.place = nil
 	}
 	c.waits = waits
-	s.port.poller.remove(c.fd, c.token)
 	s.mu.Unlock()
 	timer := s.port.after(handshakeLife, func() { waits.Notify(waiter.WritableEvents) })
 	ep, err := c.request.CreateEndpoint(waits)
@@ -173,7 +172,7 @@ func (s *tcpSide) shake(c *pending) {
 	s.mu.Unlock()
 	c.request.Complete(false)
 	s.start(&conn{
-		side: s, ep: ep, waits: waits, fd: fd, guest: c.key.guest, other: c.key.other, started: c.began, buffer: c.buffer,
+		side: s, ep: ep, waits: waits, fd: fd, token: c.token, guest: c.key.guest, other: c.key.other, started: c.began, buffer: c.buffer,
 		license: c.license,
 	})
 }

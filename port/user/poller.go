@@ -90,6 +90,16 @@ func (p *poller) add(fd int, events uint32, s source) (token, error) {
 	return t, nil
 }
 
+// replace has another source told of what happens to a registered descriptor from now on. ready of the one before may be running for the
+// last time.
+func (p *poller) replace(t token, s source) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if at := &p.slots[t.index]; at.gen == t.gen && at.source != nil {
+		at.source = s
+	}
+}
+
 // remove ends a registration. The descriptor must still be open. ready may be running for the last time.
 func (p *poller) remove(fd int, t token) {
 	if !t.valid {
