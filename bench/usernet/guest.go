@@ -33,8 +33,8 @@ var guests = []struct {
 	name  string
 	start func(*machine, *settings) (rig.VMConfig, error)
 }{
-	{reference, func(m *machine, s *settings) (rig.VMConfig, error) { return m.serveVhostd(s.vhostd) }},
-	{"old", func(m *machine, s *settings) (rig.VMConfig, error) { return m.serveVhostd(s.baseline) }},
+	{reference, func(m *machine, s *settings) (rig.VMConfig, error) { return m.serveVhostd(s.vhostd, s.flags) }},
+	{"old", func(m *machine, s *settings) (rig.VMConfig, error) { return m.serveVhostd(s.baseline, s.oldFlags) }},
 	{"passt", func(m *machine, _ *settings) (rig.VMConfig, error) {
 		socket := filepath.Join(m.host.Folder, "passt.sock")
 		if _, err := m.launch(m.host.Namespace, "passt", passtFlags("-s", socket)...); err != nil {
@@ -60,9 +60,9 @@ var guests = []struct {
 
 const tapHost, tapGuest = "10.0.9.1", "10.0.9.2/24"
 
-func (m *machine) serveVhostd(binary string) (rig.VMConfig, error) {
+func (m *machine) serveVhostd(binary string, flags []string) (rig.VMConfig, error) {
 	socket := filepath.Join(m.host.Folder, "net.sock")
-	_, err := m.serve(binary, socket)
+	_, err := m.serve(binary, socket, flags)
 	return rig.VMConfig{Socket: socket}, err
 }
 

@@ -19,7 +19,8 @@ import (
 // settings are the flags.
 type settings struct {
 	vhostd, baseline string
-	gvproxy          string // folder
+	flags, oldFlags  []string // of serve and attach
+	gvproxy          string   // folder
 	cells, peers     []string
 	only             []string
 	rounds           int
@@ -60,6 +61,8 @@ func parse() (*settings, error) {
 	flag.StringVar(&s.vhostd, "vhostd", "bin/vhostd", "program to measure (`PATH`)")
 	flag.StringVar(&s.baseline, "baseline", "", "another build of vhostd, measured as the peer old (`PATH`)")
 	flag.StringVar(&s.gvproxy, "gvproxy", "", "folder with gvproxy and vm of gvisor-tap-vsock (`FOLDER`); without, they are built in a temporary one")
+	flags := flag.String("flags", "", "further `FLAGS` of vhostd serve and attach, such as '--wake block'")
+	oldFlags := flag.String("baseline-flags", "", "those `FLAGS` of the peer old")
 	names := flag.String("cells", "native,guest,memory", "`LIST` of native, guest, memory, udpflows (a minute)")
 	peers := flag.String("peers", "vhostd,old,slirp4netns,passt,gvproxy,slirp,tap", "`LIST` of what to measure; slirp and tap are QEMU's, for the cell guest")
 	only := flag.String("only", "", "`LIST` of measurements of the cells native and guest: stream, rate, connects, trips, datagrams (default all)")
@@ -70,6 +73,7 @@ func parse() (*settings, error) {
 	flag.IntVar(&s.oneShots, "one-shots", 50_000, "datagrams of the cell udpflows, each a flow, in a minute (`N`)")
 	flag.BoolVar(&s.json, "json", false, "print JSON instead of tables")
 	flag.Parse()
+	s.flags, s.oldFlags = strings.Fields(*flags), strings.Fields(*oldFlags)
 	s.cells, s.peers, s.only = list(*names), list(*peers), list(*only)
 	if flag.NArg() > 0 {
 		return nil, fmt.Errorf("unexpected argument %q", flag.Arg(0))

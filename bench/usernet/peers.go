@@ -41,8 +41,8 @@ type peer struct {
 
 // natives are the peers of the cell native.
 var natives = []peer{
-	{reference, "", func(s *settings, t *site) error { return t.startVhostd(s.vhostd) }},
-	{"old", "", func(s *settings, t *site) error { return t.startVhostd(s.baseline) }},
+	{reference, "", func(s *settings, t *site) error { return t.startVhostd(s.vhostd, s.flags) }},
+	{"old", "", func(s *settings, t *site) error { return t.startVhostd(s.baseline, s.oldFlags) }},
 	{"slirp4netns", "slirp4netns", func(_ *settings, t *site) error { return t.startSlirp() }},
 	{"passt", "pasta", func(_ *settings, t *site) error { return t.startPasta() }},
 	{"gvproxy", "", func(s *settings, t *site) error { return t.startGvproxy(s) }},
@@ -128,9 +128,9 @@ func (t *site) path() (path string, err error) {
 	return path, err
 }
 
-func (t *site) startVhostd(binary string) error {
+func (t *site) startVhostd(binary string, flags []string) error {
 	socket := filepath.Join(t.host.Folder, "net.sock")
-	serve, err := t.serve(binary, socket)
+	serve, err := t.serve(binary, socket, flags)
 	if err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (t *site) startVhostd(binary string) error {
 	if err != nil {
 		return err
 	}
-	attach, err := t.launch(nil, binary, "attach", "--socket", socket, "--netns", path, "--dhcp")
+	attach, err := t.launch(nil, binary, append([]string{"attach", "--socket", socket, "--netns", path, "--dhcp"}, flags...)...)
 	if err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (t *site) startVhostd(binary string) error {
 }
 
 // serve runs the back end as an ordinary user, with the network that it has by default.
-func (t *site) serve(binary, socket string) (*rig.Process, error) {
+func (t *site) serve(binary, socket string, flags []string) (*rig.Process, error) {
 	const nobody = "65534"
 	content, err := os.ReadFile(binary) // it may lie where that user cannot go
 	if err != nil {
@@ -162,8 +162,8 @@ func (t *site) serve(binary, socket string) (*rig.Process, error) {
 	if err := os.WriteFile(copied, content, 0o755); err != nil {
 		return nil, err
 	}
-	return t.launch(t.host.Namespace, "setpriv", "--reuid="+nobody, "--regid="+nobody, "--clear-groups", copied, "serve",
-		"--socket", socket, "--network", "user")
+	args := []string{"--reuid=" + nobody, "--regid=" + nobody, "--clear-groups", copied, "serve", "--socket", socket, "--network", "user"}
+	return t.launch(t.host.Namespace, "setpriv", append(args, flags...)...)
 }
 
 func (t *site) startSlirp() error {
