@@ -29,6 +29,7 @@ type conn struct {
 	license      license
 
 	up, down           pump         // guest to host, host to guest
+	ending             atomic.Bool  // the host may have sent an end that nobody has looked for
 	upBytes, downBytes atomic.Int64 // copied
 	last               atomic.Int64 // when bytes were copied, in nanoseconds after started
 
@@ -127,6 +128,7 @@ func (c *conn) begin() bool {
 	if !c.watch() {
 		return false
 	}
+	c.ending.Store(true) // the connect's events were not looked at
 	c.waits.EventRegister(&c.entry)
 	if c.ep.Readiness(waiter.ReadableEvents|waiter.EventErr|waiter.EventHUp) != 0 {
 		c.kickUp()
@@ -170,6 +172,9 @@ func (c *conn) notify(events waiter.EventMask) {
 
 // ready implements [source].
 func (c *conn) ready(events uint32) {
+	if events&(unix.EPOLLRDHUP|unix.EPOLLERR|unix.EPOLLHUP) != 0 {
+		c.ending.Store(true)
+	}
 	if events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLERR|unix.EPOLLHUP) != 0 {
 		c.kickDown()
 	}
@@ -236,8 +241,12 @@ func (w *hostWriter) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// chunk is how much is read from the host at a time: the knee of the curve, see docs/performance.md.
-const chunk = 256 << 10
+const (
+	// chunk is how much is read from the host at a time: the knee of the curve, see docs/performance.md.
+	chunk = 256 << 10
+	// short is what the host sends in answer to a request rather than in a stream, whose next bytes are there already as a rule.
+	short = 16 << 10
+)
 
 // copyDown moves what the host has sent to the guest. It returns false when it has to wait.
 func (c *conn) copyDown() bool {
@@ -258,7 +267,8 @@ func (c *conn) copyDown() bool {
 		c.moved(&c.downBytes, &c.side.port.traffic[kindTCP].down, k)
 	}
 	if failure == nil {
-		return true
+		// Bytes that came meanwhile are told by an event of their own; an end may have been told together with these.
+		return k < int64(n) || n >= short || c.ending.Load()
 	}
 	switch failure.(type) {
 	case *tcpip.ErrWouldBlock:
@@ -273,6 +283,7 @@ func (c *conn) copyDown() bool {
 // hostQuiet tells the end of the host's bytes from a pause.
 func (c *conn) hostQuiet() bool {
 	var one [1]byte
+	c.ending.Store(false) // before the look, so that an end that is told after it is not forgotten
 	n, _, err := unix.Recvfrom(c.fd, one[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	switch {
 	case errors.Is(err, unix.EAGAIN):
@@ -374,7 +385,7 @@ func (c *conn) release() {
 	if c.linger {
 		resetOnClose(c.fd)
 	}
-	p.poller.remove(c.fd, c.token)
+	p.poller.forget(c.token)
 	p.closeSocket(c.fd)
 	c.side.giveBack(c.buffer)
 	p.flows.count.Add(-1)

@@ -136,7 +136,7 @@ func (p *Port) connectDatagram(key flowKey, to netip.AddrPort, allowed license) 
 	}
 	if !p.flows.add(d) {
 		d.closed = true
-		p.poller.remove(fd, d.token)
+		p.poller.forget(d.token)
 		p.closeSocket(fd)
 		return nil, unix.EAGAIN
 	}
@@ -256,7 +256,7 @@ func (d *dgram) close() {
 	}
 	d.closed = true
 	if d.via == nil {
-		d.port.poller.remove(d.fd, d.token)
+		d.port.poller.forget(d.token)
 		d.port.closeSocket(d.fd)
 	} else {
 		d.via.forget(d)

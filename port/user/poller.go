@@ -102,18 +102,32 @@ func (p *poller) replace(t token, s source) {
 
 // remove ends a registration. The descriptor must still be open. ready may be running for the last time.
 func (p *poller) remove(fd int, t token) {
-	if !t.valid {
-		return
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if at := &p.slots[t.index]; at.gen == t.gen && at.source != nil {
-		at.source = nil
-		p.free = append(p.free, t.index)
-		if !p.stopped {
-			_ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil) // closing it has the same effect
-		}
+	if p.release(t) && !p.stopped {
+		_ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil) // closing it has the same effect
 	}
+}
+
+// forget is remove for a descriptor that the caller closes next, which takes it away from the kernel's list as well.
+func (p *poller) forget(t token) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.release(t)
+}
+
+// release frees the slot of a registration, if it still is one. The caller holds mu.
+func (p *poller) release(t token) bool {
+	if !t.valid {
+		return false
+	}
+	at := &p.slots[t.index]
+	if at.gen != t.gen || at.source == nil {
+		return false
+	}
+	at.source = nil
+	p.free = append(p.free, t.index)
+	return true
 }
 
 func (p *poller) loop() {

@@ -314,7 +314,7 @@ func (l *tcpListener) close() {
 		return
 	}
 	l.closed = true
-	l.port.poller.remove(l.fd, l.token)
+	l.port.poller.forget(l.token)
 	_ = unix.Close(l.fd)
 	if l.path != "" {
 		_ = os.Remove(l.path)

@@ -275,7 +275,7 @@ func (s *tcpSide) finish(c *pending, reset bool) {
 	c.fd = -1
 	s.mu.Unlock()
 	if fd >= 0 {
-		s.port.poller.remove(fd, c.token)
+		s.port.poller.forget(c.token)
 		resetOnClose(fd)
 		s.port.closeSocket(fd)
 	}

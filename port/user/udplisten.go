@@ -160,7 +160,7 @@ func (l *udpListener) close() {
 		return
 	}
 	l.closed = true
-	l.port.poller.remove(l.fd, l.token)
+	l.port.poller.forget(l.token)
 	_ = unix.Close(l.fd)
 	clients := slices.Collect(maps.Values(l.clients))
 	l.mu.Unlock()
