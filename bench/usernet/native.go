@@ -56,8 +56,12 @@ func runNative(s *settings, r *report) error {
 		}
 		err := rounds(s, len(peers), func(round, i int) error {
 			t, err := peers[i].open(s)
-			if err != nil {
+			if err != nil && peers[i].name == reference {
 				return err
+			}
+			if err != nil {
+				r.note("%s: %v", m.name, err)
+				return nil
 			}
 			defer t.close()
 			err = m.run(s, t, func(what, unit string, value float64) { r.add(native, what, unit, peers[i].name, round, value) })
