@@ -125,6 +125,9 @@ func (t *site) stream(s *settings, toGuest bool, add func(what, unit string, val
 		return fmt.Errorf("iperf3: %w: %s", err, run.Output())
 	}
 	gb := result.End.Received.Bytes / 1e9
+	if gb == 0 {
+		return fmt.Errorf("iperf3 moved nothing %s", direction(toGuest))
+	}
 	add("TCP "+direction(toGuest), "Gbit/s", result.End.Received.Rate/1e9)
 	add("CPU "+direction(toGuest), "s/GB", sum(cost)/gb)
 	if len(cost) > 1 {
