@@ -47,7 +47,8 @@ const (
 
 // actions are the orders that a client knows.
 var actions = map[string]func(order) (outcome, error){
-	"rate": rate, "connects": connects, "trips": trips, "send": sendDatagrams, "receive": receiveDatagrams, "hold": hold, "one-shots": oneShots,
+	"rate": rate, "connects": connects, "trips": trips, "send": sendDatagrams, "receive": receiveDatagrams,
+	"hold": hold, "one-shots": oneShots,
 }
 
 // client is the program's other half, which runs in the guest's namespace: one order on the command line, one line of JSON as the answer.

@@ -83,7 +83,11 @@ func runGuests(s *settings, r *report) error {
 		}
 	}()
 	for _, g := range guests {
-		if !slices.Contains(s.peers, g.name) || g.name == "old" && s.baseline == "" || g.name == "passt" && !(peer{name: "passt", program: "passt"}).present(s, r) {
+		p := peer{name: g.name}
+		if g.name == "passt" {
+			p.program = g.name
+		}
+		if !slices.Contains(s.peers, g.name) || !p.present(s, r) {
 			continue
 		}
 		m := &machine{name: g.name, target: rig.Live4}

@@ -1,5 +1,5 @@
-// Command usernet measures the user network of vhostd against its peers: slirp4netns, passt and gvproxy. `scripts/bench.sh usernet` builds and
-// runs it. It needs root, for network namespaces that play the host and the guest; nothing leaves the machine. A round measures every
+// Command usernet measures the user network of vhostd against its peers: slirp4netns, passt and gvproxy. `scripts/bench.sh usernet` builds
+// and runs it. It needs root, for network namespaces that play the host and the guest; nothing leaves the machine. A round measures every
 // peer once, every second round in reverse order (A B B A); what is printed are medians with the range, and medians of the ratios within
 // a round. What is not installed is left out, and named.
 package main
@@ -60,12 +60,15 @@ func parse() (*settings, error) {
 	list := func(text string) []string { return strings.FieldsFunc(text, func(r rune) bool { return r == ',' }) }
 	flag.StringVar(&s.vhostd, "vhostd", "bin/vhostd", "program to measure (`PATH`)")
 	flag.StringVar(&s.baseline, "baseline", "", "another build of vhostd, measured as the peer old (`PATH`)")
-	flag.StringVar(&s.gvproxy, "gvproxy", "", "folder with gvproxy and vm of gvisor-tap-vsock (`FOLDER`); without, they are built in a temporary one")
+	flag.StringVar(&s.gvproxy, "gvproxy", "",
+		"folder with gvproxy and vm of gvisor-tap-vsock (`FOLDER`); without, they are built in a temporary one")
 	flags := flag.String("flags", "", "further `FLAGS` of vhostd serve and attach, such as '--wake block'")
 	oldFlags := flag.String("baseline-flags", "", "those `FLAGS` of the peer old")
 	names := flag.String("cells", "native,guest,memory", "`LIST` of native, guest, memory, udpflows (a minute)")
-	peers := flag.String("peers", "vhostd,old,slirp4netns,passt,gvproxy,slirp,tap", "`LIST` of what to measure; slirp and tap are QEMU's, for the cell guest")
-	only := flag.String("only", "", "`LIST` of measurements of the cells native and guest: stream, rate, connects, trips, datagrams (default all)")
+	peers := flag.String("peers", "vhostd,old,slirp4netns,passt,gvproxy,slirp,tap",
+		"`LIST` of what to measure; slirp and tap are QEMU's, for the cell guest")
+	only := flag.String("only", "",
+		"`LIST` of measurements of the cells native and guest: stream, rate, connects, trips, datagrams (default all)")
 	flag.IntVar(&s.rounds, "rounds", 4, "number of rounds (`N`)")
 	flag.DurationVar(&s.length, "length", 3*time.Second, "length of a measurement that has one (`DURATION`)")
 	flag.Int64Var(&s.mebibytes, "mebibytes", 128, "size of a stream of the cell guest (`MIB`)")

@@ -61,7 +61,8 @@ func (t *site) idleFlows(s *settings, add func(what, unit string, value float64)
 		return err
 	}
 	defer p.Kill()
-	if err := p.WaitOutput("its connections", clientLimit, func(out string) bool { return len(out) > 0 && out[len(out)-1] == '\n' }); err != nil {
+	whole := func(out string) bool { return len(out) > 0 && out[len(out)-1] == '\n' }
+	if err := p.WaitOutput("its connections", clientLimit, whole); err != nil {
 		return err
 	}
 	result, err := answer(p)

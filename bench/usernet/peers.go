@@ -185,7 +185,8 @@ func passtFlags(more ...string) []string {
 // startPasta lets pasta make the guest's namespace, because the one of Debian 12 cannot enter one of another's making as root; our thread
 // goes there.
 func (t *site) startPasta() error {
-	pasta, err := t.launch(t.host.Namespace, "pasta", passtFlags("-T", "none", "-U", "none", "--config-net", "-I", "eth0", "--", "sleep", "3600")...)
+	flags := passtFlags("-T", "none", "-U", "none", "--config-net", "-I", "eth0", "--", "sleep", "3600")
+	pasta, err := t.launch(t.host.Namespace, "pasta", flags...)
 	if err != nil {
 		return err
 	}
@@ -214,7 +215,8 @@ func enter(path string) error {
 
 func (t *site) startGvproxy(s *settings) error {
 	socket := filepath.Join(t.host.Folder, "gv.sock")
-	if _, err := t.launch(t.host.Namespace, filepath.Join(s.gvproxy, "gvproxy"), "-listen", "unix://"+socket, "-mtu", strconv.Itoa(mtu)); err != nil {
+	program := filepath.Join(s.gvproxy, "gvproxy")
+	if _, err := t.launch(t.host.Namespace, program, "-listen", "unix://"+socket, "-mtu", strconv.Itoa(mtu)); err != nil {
 		return err
 	}
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {

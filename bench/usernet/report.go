@@ -48,7 +48,9 @@ func (n number) MarshalJSON() ([]byte, error) {
 }
 
 func newReport() *report {
-	return &report{Time: time.Now().UTC().Truncate(time.Second), Machine: processor(), Kernel: readWord("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU()}
+	return &report{
+		Time: time.Now().UTC().Truncate(time.Second), Machine: processor(), Kernel: readWord("/proc/sys/kernel/osrelease"), CPUs: runtime.NumCPU(),
+	}
 }
 
 // processor is the model as /proc/cpuinfo has it.

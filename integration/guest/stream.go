@@ -17,7 +17,7 @@ type StreamArgs struct {
 	Receive bool          `json:"receive,omitempty"` // read until the end instead of sending
 	Bytes   int64         `json:"bytes,omitempty"`   // to send
 	Seed    uint64        `json:"seed,omitempty"`    // of the bytes to send
-	Zeros   bool          `json:"zeros,omitempty"`   // zeros to send, and no digest: making and digesting bytes costs an emulated guest the most
+	Zeros   bool          `json:"zeros,omitempty"`   // to send, without a digest: both cost an emulated guest the most
 	Timeout time.Duration `json:"timeout"`           // for the whole
 }
 

@@ -40,7 +40,8 @@ func BenchmarkUser(b *testing.B) {
 			b.Run(what.name+"/"+with, func(b *testing.B) {
 				var p port.Port
 				p, err := user.New(user.Options{
-					Subnet: netip.MustParsePrefix("10.0.2.0/24"), Gateway: netip.MustParseAddr("10.0.2.2"), NoIPv6: true, Logger: slog.New(slog.DiscardHandler),
+					Subnet: netip.MustParsePrefix("10.0.2.0/24"), Gateway: netip.MustParseAddr("10.0.2.2"), NoIPv6: true,
+					Logger: slog.New(slog.DiscardHandler),
 				})
 				if err != nil {
 					b.Fatal(err)
@@ -77,8 +78,8 @@ func BenchmarkUser(b *testing.B) {
 	}
 }
 
-// cpuOf is the processor time of this thread, in nanoseconds, for one of many calls: other work on the machine does not count, and the best of
-// many is what no interrupt was charged to.
+// cpuOf is the processor time of this thread, in nanoseconds, for one of many calls: other work on the machine does not count, and the best
+// of many is what no interrupt was charged to.
 func cpuOf(work func()) float64 {
 	const calls = 32
 	runtime.LockOSThread()
