@@ -188,7 +188,8 @@ func testStopped(t *testing.T, l *lan) {
 			flood <- c.Agent.Call(guest.CommandFlood, args, nil, slow)
 		}()
 		during := transfer(t, a, b, b.ip(), n)
-		for end := time.Now().Add(flowing); l.lost(t, way.loser, way.reason) == lost && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(flowing); l.lost(t, way.loser, way.reason) == lost && time.Now().Before(end); {
+			time.Sleep(20 * time.Millisecond)
 		}
 		calm(rig.Ends{VM: c.VM})
 		if err := <-flood; err != nil {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"hash"
 	"io"
 	"math/rand/v2"
@@ -17,6 +18,7 @@ type StreamArgs struct {
 	Bytes   int64         `json:"bytes,omitempty"`   // to send
 	Seed    uint64        `json:"seed,omitempty"`    // of the bytes to send
 	Rests   Rests         `json:"rests,omitzero"`    // of who receives
+	Zeros   bool          `json:"zeros,omitempty"`   // zeros to send, and no digest: making and digesting bytes costs an emulated guest the most
 	Timeout time.Duration `json:"timeout"`           // for the whole
 }
 
@@ -116,6 +118,37 @@ func copyStream(w io.Writer, r io.Reader) (StreamResult, error) {
 	// The struct hides ReadFrom and WriteTo of the ends: all bytes must pass the digest in blocks of one size.
 	n, err := io.CopyBuffer(struct{ io.Writer }{io.MultiWriter(w, digest)}, struct{ io.Reader }{r}, make([]byte, streamBlock))
 	return StreamResult{Bytes: n, SHA256: hex.EncodeToString(digest.Sum(nil)), Took: time.Since(start)}, err
+}
+
+// SendZeros writes n zeros to w.
+func SendZeros(w io.Writer, n int64) (result StreamResult, err error) {
+	start, block := time.Now(), make([]byte, streamBlock)
+	for result.Bytes < n && err == nil {
+		var k int
+		k, err = w.Write(block[:min(n-result.Bytes, streamBlock)])
+		result.Bytes += int64(k)
+	}
+	result.Took = time.Since(start)
+	return result, err
+}
+
+// ReceiveAny is the other end of [SendZeros]. The time begins with the first byte.
+func ReceiveAny(r io.Reader) (result StreamResult, err error) {
+	block := make([]byte, streamBlock)
+	var start time.Time
+	for err == nil {
+		var k int
+		k, err = r.Read(block)
+		if result.Bytes == 0 {
+			start = time.Now()
+		}
+		result.Bytes += int64(k)
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	result.Took = time.Since(start)
+	return result, err
 }
 
 // digestReader digests what is read from it.

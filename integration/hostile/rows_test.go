@@ -27,11 +27,10 @@ type row struct {
 	play      func(a *attack)
 }
 
-// rows are all of them. A1 to A27 and B1 to B32 were flaws of comparable programs, C1 to C88 follow from the protocol. Framing comes last:
-// by then the front-ends that startSlow has made have been slow for long enough.
+// rows are all of them. A1 to A27 and B1 to B32 were flaws of comparable programs, C1 to C88 follow from the protocol.
 func rows() []row {
-	return slices.Concat(memoryRows, inflightRows, logRows, translationRows, ringRows, kickRows, chainRows, brokenRows, packetRows,
-		controlRows, stateRows, processRows, framingRows)
+	return slices.Concat(framingRows, memoryRows, inflightRows, logRows, translationRows, ringRows, kickRows, chainRows, brokenRows,
+		packetRows, controlRows, stateRows, processRows)
 }
 
 // TestRows plays every row on the guest evil of one program with the race detector. Beside what the row demands, the good guest is

@@ -24,38 +24,50 @@ func (e Ends) Stream(n int64, seed uint64, toGuest bool, timeout time.Duration) 
 }
 
 // StreamUntil is Stream that the host ends early by closing stop, and the guest by its command calm.
-func (e Ends) StreamUntil(stop <-chan struct{}, n int64, seed uint64, toGuest bool, timeout time.Duration) (sent, received guest.StreamResult, err error) {
+func (e Ends) StreamUntil(stop <-chan struct{}, n int64, seed uint64, toGuest bool, timeout time.Duration) (
+	sent, received guest.StreamResult, err error,
+) {
+	return e.stream(stop, guest.StreamArgs{Receive: toGuest, Bytes: n, Seed: seed, Timeout: timeout})
+}
+
+// Zeros is Stream as fast as it goes: what is sent is zeros, and there are no digests.
+func (e Ends) Zeros(n int64, toGuest bool, timeout time.Duration) (sent, received guest.StreamResult, err error) {
+	return e.stream(nil, guest.StreamArgs{Receive: toGuest, Bytes: n, Zeros: true, Timeout: timeout})
+}
+
+func (e Ends) stream(stop <-chan struct{}, args guest.StreamArgs) (sent, received guest.StreamResult, err error) {
 	listener, err := e.NS.Listen(net.JoinHostPort(e.HostIP, "0"))
 	if err != nil {
 		return sent, received, err
 	}
 	defer listener.Close()
+	args.Addr = listener.Addr().String()
 	type end struct {
 		guest.StreamResult
 		err error
 	}
 	host := make(chan end, 1)
 	go func() {
-		result, err := serveStream(listener, stop, n, seed, toGuest, timeout)
+		result, err := serveStream(listener, stop, args)
 		host <- end{result, err}
 	}()
 	var inGuest guest.StreamResult
-	args := guest.StreamArgs{Addr: listener.Addr().String(), Receive: toGuest, Bytes: n, Seed: seed, Timeout: timeout}
-	if err := e.VM.Agent.Call(guest.CommandStream, args, &inGuest, timeout+callTimeout); err != nil {
+	if err := e.VM.Agent.Call(guest.CommandStream, args, &inGuest, args.Timeout+callTimeout); err != nil {
 		return sent, received, err
 	}
 	onHost := <-host
 	if onHost.err != nil {
 		return sent, received, fmt.Errorf("host's end: %w", onHost.err)
 	}
-	if toGuest {
+	if args.Receive {
 		return onHost.StreamResult, inGuest, nil
 	}
 	return inGuest, onHost.StreamResult, nil
 }
 
-func serveStream(listener net.Listener, stop <-chan struct{}, n int64, seed uint64, send bool, timeout time.Duration) (guest.StreamResult, error) {
-	if err := listener.(*net.TCPListener).SetDeadline(time.Now().Add(timeout)); err != nil {
+// serveStream is the other end of what args are for the guest.
+func serveStream(listener net.Listener, stop <-chan struct{}, args guest.StreamArgs) (guest.StreamResult, error) {
+	if err := listener.(*net.TCPListener).SetDeadline(time.Now().Add(args.Timeout)); err != nil {
 		return guest.StreamResult{}, err
 	}
 	conn, err := listener.Accept()
@@ -63,11 +75,16 @@ func serveStream(listener net.Listener, stop <-chan struct{}, n int64, seed uint
 		return guest.StreamResult{}, err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(args.Timeout)); err != nil {
 		return guest.StreamResult{}, err
 	}
-	if send {
-		return guest.SendUntil(conn, n, seed, stop)
+	switch {
+	case args.Zeros && args.Receive:
+		return guest.SendZeros(conn, args.Bytes)
+	case args.Zeros:
+		return guest.ReceiveAny(conn)
+	case args.Receive:
+		return guest.SendUntil(conn, args.Bytes, args.Seed, stop)
 	}
 	return guest.ReceiveStream(conn)
 }

@@ -32,7 +32,12 @@ func stream(args guest.StreamArgs) (guest.StreamResult, error) {
 	if err := conn.SetDeadline(deadline); err != nil {
 		return guest.StreamResult{}, err
 	}
-	if args.Receive {
+	switch {
+	case args.Zeros && args.Receive:
+		return guest.ReceiveAny(conn)
+	case args.Zeros:
+		return guest.SendZeros(conn, args.Bytes)
+	case args.Receive:
 		return guest.ReceiveResting(conn, args.Rests)
 	}
 	return guest.SendUntil(conn, args.Bytes, args.Seed, untilCalm().Done())
